@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m bench.NAME`` from the checkout; see docs/performance.md."""

@@ -1,0 +1,266 @@
+"""The node agent: composition root of everything that one run does on one node.
+
+It starts, tells whoever started it where the broker is, serves until it is told to end, until its owner dies or
+until the run is stopped, and seals the record. One agent per run and node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stockade import __version__
+from stockade.agent._owners import Owners
+from stockade.agent._service import NodeService
+from stockade.broker import bind, create_app, serving
+from stockade.egress import EgressPool
+from stockade.errors import NodeError, PolicyError, StockadeError, Stopped
+from stockade.events import RUN_PRODUCER, ChainWriter, Context
+from stockade.ids import RUN_SCOPE, new_run_id, parse_run_id
+from stockade.policy import OperatorConfig, Policy, Trifecta, load_operator, load_policy, policy_digest, trifecta
+from stockade.runs import RunDirectory, state_dir
+from stockade.sandbox import BubblewrapBackend, Capabilities
+
+_log = logging.getLogger(__name__)
+STOP_POLL_S = 0.25
+
+
+class AgentSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What whoever starts an agent tells it, as JSON on its standard input."""
+
+    policy: str
+    runs: str
+    owner_pid: int
+    run_id: str | None = None
+    operator: str | None = None
+    max_episodes: int = 256
+    metadata: dict[str, str] = {}
+
+
+class Node:
+    """One agent. ``serve`` returns when the run is over and its record is sealed."""
+
+    def __init__(self, spec: AgentSpec, tell: Callable[[Mapping[str, object]], None]) -> None:
+        self._spec = spec
+        self._tell = tell
+        self._over = asyncio.Event()
+        self._reason = "closed"
+
+    async def serve(self) -> None:
+        """Run from start to seal. Raises StockadeError before anything was written if it cannot start."""
+        policy = load_policy(Path(self._spec.policy))
+        operator = load_operator(None if self._spec.operator is None else Path(self._spec.operator))
+        verdict = trifecta(policy, today=dt.datetime.now(tz=dt.UTC).date())
+        if verdict.refused:
+            raise PolicyError(verdict.message, path=self._spec.policy, hint="see: stockade policy check")
+        run_id = new_run_id() if self._spec.run_id is None else parse_run_id(self._spec.run_id)
+        _raise_descriptor_limit()
+        state = state_dir()
+        backend = BubblewrapBackend(state, uids=(operator.uid_range.first, operator.uid_range.count))
+        try:
+            capabilities = await backend.probe()
+            if not capabilities.usable:
+                raise NodeError(f"no sandbox can be made here: {capabilities.missing}", hint=capabilities.hint or "see: stockade doctor")
+            manifest = _manifest(policy, operator, capabilities, self._spec)
+            run = RunDirectory.create(Path(self._spec.runs), run_id, manifest)
+            if run.stop_requested():
+                raise Stopped(f"run {run_id} was stopped", hint="start a new run")
+            await self._run(run, policy, operator, verdict, backend, state)
+        finally:
+            await backend.aclose()
+
+    async def _run(
+        self,
+        run: RunDirectory,
+        policy: Policy,
+        operator: OperatorConfig,
+        verdict: Trifecta,
+        backend: BubblewrapBackend,
+        state: Path,
+    ) -> None:
+        record_fd = run.open_record(RUN_SCOPE, RUN_PRODUCER)
+        digest = policy_digest(policy)
+        writer = ChainWriter(record_fd, Context(run.run_id, RUN_SCOPE, digest), RUN_PRODUCER)
+        started_ns = time.monotonic_ns()
+        writer.append(
+            "run.start",
+            manifest_digest=run.manifest_digest,
+            version=__version__,
+            backend=backend.name,
+            node=run.node,
+            unsafe=_unsafe(operator),
+            metadata=[f"{name}={value}" for name, value in sorted(self._spec.metadata.items())],
+        )
+        _record_exemptions(writer, operator, verdict)
+        worker_uid = operator.uid_range.first if os.geteuid() == 0 else None
+        service = NodeService(
+            run=run,
+            run_writer=writer,
+            policy=policy,
+            operator=operator,
+            backend=backend,
+            egress=EgressPool(
+                resolvers=operator.resolvers or system_resolvers(),
+                uid=worker_uid,
+                gid=worker_uid,
+                on_broken=lambda rollout_id, why: service.egress_lost(rollout_id, why),
+                on_fault=lambda rollout_id, why: service.egress_lost(rollout_id, why),
+            ),
+            max_live=self._spec.max_episodes,
+        )
+        egress = service.egress
+        try:
+            if policy.egress.allow or policy.services:
+                await egress.start()
+            await self._serve(run, service, writer, state)
+            await service.end()
+            outcome = "stopped" if service.stopped else "ended"
+            writer.append("run.end", reason=self._reason, outcome=outcome, duration_ns=time.monotonic_ns() - started_ns, **service.totals)
+            writer.seal()
+        finally:
+            await egress.aclose()
+            os.close(record_fd)
+
+    async def _serve(self, run: RunDirectory, service: NodeService, writer: ChainWriter, state: Path) -> None:
+        socket_dir = state / "sockets"
+        socket_dir.mkdir(mode=0o700, exist_ok=True)
+        path = socket_dir / f"{sha256(str(run.path).encode()).hexdigest()[:16]}.sock"
+        token = secrets.token_urlsafe(32)
+        owners = Owners(self._owner_gone)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._end, f"signal {signal.Signals(number).name}")
+        sock = bind(path)
+        watching = asyncio.create_task(self._watch_stop(run, service, writer), name="stop")
+        try:
+            async with serving(create_app(service, token, ttl_s=service.caps.wall_s), sock):
+                if not owners.watch(self._spec.owner_pid):
+                    return
+                self._tell({"socket": str(path), "token": token, "run_id": run.run_id, "run_dir": str(run.path)})
+                await self._over.wait()
+                service.ending = True
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            owners.close()
+            sock.close()
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    def _owner_gone(self, pid: int) -> None:
+        self._end(f"process {pid}, which started this run, has ended")
+
+    def _end(self, reason: str) -> None:
+        if not self._over.is_set():
+            self._reason = reason
+            self._over.set()
+
+    async def _watch_stop(self, run: RunDirectory, service: NodeService, writer: ChainWriter) -> None:
+        """Poll the STOP file: it works over any shared file system and needs no message to arrive."""
+        while True:
+            try:
+                stop = run.stop_requested()
+            except OSError as error:  # a run directory that cannot be read cannot be stopped: stop
+                stop = None
+                _log.error("cannot look for the STOP file: %s", error)
+                await self._stop(service, writer, f"the run directory cannot be read: {error}", None)
+                return
+            if stop:
+                await self._stop(service, writer, stop.reason, stop.person)
+                return
+            await asyncio.sleep(STOP_POLL_S)
+
+    async def _stop(self, service: NodeService, writer: ChainWriter, reason: str, person: str | None) -> None:
+        begun = time.monotonic_ns()
+        writer.append("control.stop", severity=5, reason=reason, person=person, source="STOP")
+        ended = await service.stop()
+        latency = time.monotonic_ns() - begun
+        writer.append("control.kill", severity=5, reason=reason, person=person, rollouts=ended, latency_ns=latency)
+
+
+def system_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
+    """Return the name servers of this node (resolv.conf(5)); its search list is not taken over, on purpose."""
+    with contextlib.suppress(OSError):
+        lines = (line.split() for line in path.read_text("utf-8", "replace").splitlines())
+        return tuple(words[1].partition("%")[0] for words in lines if len(words) > 1 and words[0] == "nameserver")
+    return ()
+
+
+def _unsafe(operator: OperatorConfig) -> list[str]:
+    return [f"unsafe_allow_cidrs {entry.cidr}: {entry.reason}" for entry in operator.unsafe_allow_cidrs]
+
+
+def _record_exemptions(writer: ChainWriter, operator: OperatorConfig, verdict: Trifecta) -> None:
+    for entry in operator.unsafe_allow_cidrs:
+        writer.append("operator.exemption", severity=3, what="unsafe_allow_cidrs", values=[str(entry.cidr)], reason=entry.reason)
+    if verdict.waiver is not None:
+        waiver = verdict.waiver
+        writer.append(
+            "stage.waiver",
+            severity=3,
+            waives=waiver.waives,
+            person=waiver.person,
+            reason=waiver.reason,
+            expires=waiver.expires.isoformat(),
+        )
+
+
+def _manifest(policy: Policy, operator: OperatorConfig, capabilities: Capabilities, spec: AgentSpec) -> dict[str, Any]:
+    return {
+        "policy_digest": policy_digest(policy),
+        "policy": policy.model_dump(mode="json"),
+        "backend": {"name": capabilities.name, "version": capabilities.version, "interpreter": capabilities.interpreter},
+        "per_sandbox_uid": capabilities.per_sandbox_uid,
+        "unsafe": _unsafe(operator),
+        "versions": {"stockade": __version__, "kernel": os.uname().release},
+        "node": socket.gethostname(),
+        "metadata": dict(spec.metadata),
+    }
+
+
+def _raise_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def run_agent(spec_text: bytes, tell: Callable[[Mapping[str, object]], None]) -> int:
+    """Run an agent; returns its exit code. What went wrong before it served is told, not raised."""
+    told = False
+
+    def once(message: Mapping[str, object]) -> None:
+        nonlocal told
+        told = True
+        tell(message)
+
+    try:
+        await Node(msgspec.json.decode(spec_text, type=AgentSpec), once).serve()
+    except (StockadeError, OSError, msgspec.DecodeError) as error:
+        if told:
+            _log.exception("the agent failed")
+            return 1
+        kind = type(error).__name__ if isinstance(error, StockadeError) else "NodeError"
+        text = error.message if isinstance(error, StockadeError) else str(error)
+        once({"error": text, "hint": getattr(error, "hint", None), "kind": kind})
+        return 2
+    return 0
+
+
+def dumps(message: Mapping[str, object]) -> bytes:
+    """Return a message for the ready descriptor."""
+    return json.dumps(message).encode()

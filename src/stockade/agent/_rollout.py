@@ -1,0 +1,175 @@
+"""One rollout on this node: its sandbox, its way out, its record, and the order in which they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stockade.broker import Command, CreateRequest
+from stockade.errors import RecordError, StockadeError
+from stockade.events import ChainHead, ChainWriter, Context, EventVerdict, Producer, Trust, clip, clip_args
+from stockade.ids import RolloutId
+from stockade.policy import Policy
+from stockade.runs import Lifecycle, Stage
+from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox
+
+_HEAD_BYTES = 2048  # of each stream that a record shows; the rest is counted
+_MAX_CHANGES = 2000
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """State of one rollout; the node's service moves it along."""
+
+    id: RolloutId
+    request: CreateRequest
+    policy: Policy
+    network: bool
+    owner: int | None
+    writer: ChainWriter
+    record_fd: int
+    life: Lifecycle = field(default_factory=Lifecycle)
+    sandbox: LiveSandbox | None = None
+    attached: bool = False
+    egress_fd: int = -1
+    heads: dict[Producer, ChainHead] = field(default_factory=dict)
+    baseline: Mapping[str, str] = field(default_factory=dict)
+    started_ns: int = field(default_factory=time.monotonic_ns)
+    commands: int = 0
+    closing: asyncio.Future[Exit] | None = None
+
+    @property
+    def live_sandbox(self) -> LiveSandbox:
+        """The sandbox; a rollout that answers requests has one."""
+        if self.sandbox is None:
+            raise StockadeError(f"{self.id} has no sandbox")
+        return self.sandbox
+
+    def fail_closed(self, error: RecordError) -> None:
+        """What cannot be recorded must not go on."""
+        if self.sandbox is not None:
+            self.sandbox.end(Exit(ExitKind.NODE_FAULT, evidence=f"the record cannot be written: {error.message}"))
+
+    async def run(self, command: Command, *, timeout_s: float, pipes: tuple[int, int] | None, peer: str | None) -> ExecResult:
+        """Record a command, run it, record its end. Raises RecordError before anything ran."""
+        self.commands += 1
+        number = self.commands
+        self._record_exec(number, command, timeout_s, peer)
+        result = await self.live_sandbox.exec(
+            command.argv,
+            cwd=command.cwd or self.request.workdir,
+            env={**self.request.env, **command.env},
+            stdin=command.stdin,
+            timeout_s=timeout_s,
+            pipes=pipes,
+        )
+        self._record_exit(number, result)
+        return result
+
+    def _append(self, kind: str, **fields: object) -> None:
+        try:
+            self.writer.append(kind, **fields)  # type: ignore[arg-type]  # the schema checks each value
+        except RecordError as error:
+            self.fail_closed(error)
+            raise
+
+    def _record_exec(self, number: int, command: Command, timeout_s: float, peer: str | None) -> None:
+        args = clip_args(command.argv)
+        fields: dict[str, object] = {
+            "process.command_args": args.args,
+            "exec_id": number,
+            "via": command.via,
+            "process.working_directory": command.cwd or self.request.workdir or "/workspace",
+            "env_names": sorted({*self.request.env, *command.env}),
+            "stdin_bytes": len(command.stdin),
+            "timeout_ns": int(timeout_s * 1e9),
+        }
+        if args.truncated:
+            fields |= {"truncated": True, "full_bytes": args.full_bytes}
+        if peer is not None:
+            fields["peer_rollout_id"] = peer
+        self._append("process.exec", **fields)
+
+    def _record_exit(self, number: int, result: ExecResult) -> None:
+        exit_ = result.exit
+        self._append(
+            "process.exit",
+            # The exit code comes from pid 1 inside; a limit was seen from outside.
+            trust=Trust.REPORTED if exit_.kind in (ExitKind.EXITED, ExitKind.SIGNALED) else Trust.OBSERVED,
+            exec_id=number,
+            exit=exit_.kind.value,
+            signal=exit_.signal,
+            duration_ns=result.usage.wall_ns,
+            cpu_ns=result.usage.cpu_ns,
+            max_rss_bytes=result.usage.max_rss_bytes,
+            stdout_bytes=len(result.stdout),
+            stderr_bytes=len(result.stderr),
+            stdout_truncated=result.stdout_truncated,
+            stderr_truncated=result.stderr_truncated,
+            stdout_head=clip(result.stdout, _HEAD_BYTES).text,
+            stderr_head=clip(result.stderr, _HEAD_BYTES).text,
+            evidence=exit_.evidence,
+            fault=None if exit_.fault is None else exit_.fault.value,
+            **{"process.exit.code": exit_.code},
+        )
+
+    async def record_changes(self) -> None:
+        """Record which files of the workspace differ from what was put there."""
+        after = await self.live_sandbox.snapshot()
+        changes = [(path, "added" if path not in self.baseline else "modified") for path in after if after[path] != self.baseline.get(path)]
+        changes += [(path, "removed") for path in self.baseline if path not in after]
+        for path, change in sorted(changes)[:_MAX_CHANGES]:
+            size, _, digest = after.get(path, "0:").partition(":")
+            self._append(
+                "file.changed",
+                change=change,
+                size_bytes=int(size) if path in after else None,
+                sha256=digest or None,
+                **{"file.path": clip(path, 4096).text},
+            )
+        if len(changes) > _MAX_CHANGES:
+            self._append("sandbox.violation", what="too_many_changes", limit=f"{len(changes)} files changed")
+
+    def seal(self, exit_: Exit, counts: Mapping[str, int]) -> dict[Producer, ChainHead]:
+        """Write the last two lines of the rollout's own chain; returns the heads of all its chains."""
+        usage = None if self.sandbox is None else self.sandbox.usage()
+        denied = exit_.fault is not None
+        self._append(
+            "rollout.end",
+            verdict=EventVerdict.DENIED if denied else EventVerdict.OBSERVED,
+            exit=exit_.kind.value,
+            evidence=exit_.evidence,
+            fault=None if exit_.fault is None else exit_.fault.value,
+            commands=self.commands,
+            duration_ns=time.monotonic_ns() - self.started_ns,
+            cpu_ns=0 if usage is None else usage.cpu_ns,
+            max_rss_bytes=0 if usage is None else usage.max_rss_bytes,
+            **counts,
+        )
+        self.heads[Producer.SANDBOX] = self.writer.seal()
+        return self.heads
+
+    def close_descriptors(self) -> None:
+        """Give back the record's descriptors."""
+        for fd in (self.record_fd, self.egress_fd):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self.record_fd = self.egress_fd = -1
+
+
+def context_of(run_id: str, rollout_id: RolloutId, digest: str, request: CreateRequest) -> Context:
+    """Return what every line of a rollout's record says about where it belongs."""
+    return Context(
+        run_id=run_id,
+        rollout_id=rollout_id,
+        policy_digest=digest,
+        task_id=request.task_id,
+        group_id=request.group_id,
+        train_step=request.train_step,
+        attempt=request.attempt,
+    )

@@ -1,0 +1,26 @@
+"""The door between custody and learning: the episode API over HTTP."""
+
+from __future__ import annotations
+
+from stockade.broker._app import MAX_REQUEST_BYTES, MAX_UNPACKED_BYTES, create_app
+from stockade.broker._errors import Code, Refusal
+from stockade.broker._sanitise import Command, CreateRequest, ExecRequest
+from stockade.broker._server import bind, serving
+from stockade.broker._service import EpisodeService
+from stockade.broker._wire import AUTH_HEADER, PROTOCOL_VERSION
+
+__all__ = [
+    "AUTH_HEADER",
+    "MAX_REQUEST_BYTES",
+    "MAX_UNPACKED_BYTES",
+    "PROTOCOL_VERSION",
+    "Code",
+    "Command",
+    "CreateRequest",
+    "EpisodeService",
+    "ExecRequest",
+    "Refusal",
+    "bind",
+    "create_app",
+    "serving",
+]

@@ -1,0 +1,120 @@
+"""``stockade batch``: every task of a file rolled out in its own sandbox and graded in fresh ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stockade.cli._output import emit, err, out, reporting, table
+from stockade.cli._run import Json, Operator, Policy, RunId, Runs
+
+if TYPE_CHECKING:
+    from stockade.gym import Task
+    from stockade.rewards import BatchResult, ResultLog, Sample
+
+
+def batch(
+    tasks: Annotated[Path, typer.Argument(help="The task file (docs/tasks.md).")],
+    policy: Policy,
+    parallel: Annotated[int, typer.Option("--parallel", "-n", min=1, max=256, help="Tasks at a time.")] = 0,
+    results: Annotated[Path | None, typer.Option("--results", help="Where results go; default: TASKS.results.jsonl.")] = None,
+    runs: Runs = Path("runs"),
+    run_id: RunId = None,
+    operator: Operator = None,
+    expect: Annotated[str | None, typer.Option("--expect", help="Exit with 1 unless every verdict is this one.")] = None,
+    json_: Json = False,
+) -> None:
+    """Run and grade every task; a rerun with the same results file goes on with what is missing."""
+    from stockade.gym import load_tasks
+    from stockade.rewards import ResultLog, Verdict
+
+    with reporting(as_json=json_):
+        wanted = None if expect is None else _verdict(expect)
+        loaded = load_tasks(tasks)
+        with ResultLog(results or tasks.with_suffix(".results.jsonl")) as log:
+            width = parallel or len(os.sched_getaffinity(0))
+            done, directory = asyncio.run(_batch(loaded, log, policy, width, runs, run_id, operator, quiet=json_))
+            samples = [log.samples[task.task_id] for task in loaded if task.task_id in log.samples]
+        counts = Counter(sample.verdict.value for sample in samples)
+        summary = _close(directory)
+    if json_:
+        emit(
+            {
+                "run_dir": str(directory),
+                "tasks": len(loaded),
+                "resumed": done.resumed,
+                "not_started": done.not_started,
+                "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
+                "wall_s": round(done.wall_ns / 1e9, 3),
+                **summary,
+            }
+        )
+    else:
+        rows = [(verdict.value, counts[verdict.value]) for verdict in Verdict]
+        table(f"{len(samples)} of {len(loaded)} tasks, {done.resumed} of them from an earlier run", ("verdict", "tasks"), rows)
+        out.print(f"results {log.path}\nrecord  {directory} ({summary['record']})\nreport  {summary['report']}", markup=False)
+    unexpected = [sample for sample in samples if wanted is not None and sample.verdict is not wanted]
+    for sample in unexpected[:20]:
+        err.print(f"{sample.task_id}: {sample.verdict.value}: {sample.evidence}", markup=False)
+    incomplete = len(samples) < len(loaded) or any(not sample.verdict.final for sample in samples)
+    raise typer.Exit(1 if unexpected or incomplete else 0)
+
+
+def _verdict(name: str) -> object:
+    from stockade.errors import StockadeError
+    from stockade.rewards import Verdict
+
+    try:
+        return Verdict(name)
+    except ValueError as error:
+        raise StockadeError(f"no such verdict: {name!r}", hint=f"there are: {', '.join(item.value for item in Verdict)}") from error
+
+
+async def _batch(
+    tasks: list[Task],
+    log: ResultLog,
+    policy: Path,
+    parallel: int,
+    runs: Path,
+    run_id: str | None,
+    operator: Path | None,
+    *,
+    quiet: bool,
+) -> tuple[BatchResult, Path]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from stockade.client import connect
+    from stockade.rewards import run_batch
+
+    done = log.finished(tasks)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[seen]}"))
+    async with connect(policy, runs=runs, run_id=run_id, operator=operator) as run:
+        with Progress(*columns, console=err, disable=quiet or not sys.stderr.isatty()) as bar:
+            shown = bar.add_task("rollouts", total=len(tasks), completed=len(done), seen="")
+            seen: Counter[str] = Counter()
+
+            def take(sample: Sample) -> None:
+                log.append(sample)
+                seen[sample.verdict.value] += 1
+                bar.update(shown, advance=1, seen=" ".join(f"{name} {count}" for name, count in seen.items()))
+
+            result = await run_batch(run.client, tasks, parallel=parallel, on_result=take, resume=done)
+        directory = run.directory
+    return result, directory
+
+
+def _close(directory: Path) -> dict[str, str]:
+    """After the agent has sealed the record: verify it and write the report."""
+    from stockade.events import verify_run
+    from stockade.runs import write_report
+
+    verified = verify_run(directory)
+    report = write_report(directory)
+    state = "verified, " if verified.ok else f"{len(verified.problems)} problems, "
+    return {"record": state + ("witnessed" if verified.witnessed else "unwitnessed"), "report": str(report.html)}

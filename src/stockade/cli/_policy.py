@@ -1,0 +1,70 @@
+"""``stockade policy check``: what a policy allows, and whether it joins what must stay apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stockade.cli._output import emit, err, out, reporting, table
+
+app = typer.Typer(help="Read and check policies.", no_args_is_help=True)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The policy to check.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print the effective rules and the trifecta; refuse a policy that joins all three legs without a waiver."""
+    from stockade.policy import explain, load_policy, policy_digest, trifecta
+
+    with reporting(as_json=json_):
+        policy = load_policy(file)
+        verdict = trifecta(policy, today=datetime.datetime.now(tz=datetime.UTC).date())
+        rows = explain(policy)
+    legs = {"private data": verdict.private, "untrusted content": verdict.untrusted, "external communication": verdict.external}
+    if json_:
+        emit(
+            {
+                "file": str(file),
+                "digest": policy_digest(policy),
+                "rules": [dataclasses.asdict(row) for row in rows],
+                "limits": {**policy.egress.limits.model_dump(mode="json"), **policy.sandbox.model_dump(mode="json")},
+                "trifecta": {name: [{"line": held.line, "why": held.why} for held in legs[name]] for name in legs},
+                "waiver": None if verdict.waiver is None else verdict.waiver.model_dump(mode="json"),
+                "refused": verdict.refused,
+            }
+        )
+    else:
+        any_ = "any"
+        table(
+            f"{file}  {policy_digest(policy)[:19]}…",
+            ("rule", "host or target", "ports", "methods", "paths", "opaque TLS", "line"),
+            [
+                (
+                    row.kind.value,
+                    row.host,
+                    any_ if row.ports is None else ", ".join(map(str, row.ports)),
+                    any_ if row.methods is None else ", ".join(row.methods),
+                    any_ if row.paths is None else ", ".join(map(str, row.paths)),
+                    "yes" if row.tunnel else "no",
+                    row.line or "-",
+                )
+                for row in rows
+            ],
+        )
+        table(
+            "trifecta",
+            ("leg", "held by"),
+            [(name, "; ".join(f"line {held.line}: {held.why}" if held.line else held.why for held in legs[name]) or "not held") for name in legs],
+        )
+    if verdict.refused:
+        if not json_:
+            err.print("[bold red]refused:[/] all three legs of the trifecta are held; remove one, or add a waiver that names a person, a reason and a date")
+        raise typer.Exit(2)
+    if not json_:
+        out.print("[green]ok[/]" if verdict.waiver is None else f"[yellow]ok, by the waiver of {verdict.waiver.person} until {verdict.waiver.expires}[/]")

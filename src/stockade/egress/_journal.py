@@ -1,0 +1,145 @@
+"""The record of one rollout's traffic, written by the worker itself.
+
+A decision is on record before the first byte of what it allows is forwarded; if it cannot be written the answer is
+no (egress case 102). Denials allow nothing, so a flood of them may be folded (case 103): of equal denials the first
+few of a second are written as they come, the others are counted and written as one event at the end of it. No
+count is lost while the worker lives; SIGKILL loses what the running second has folded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stockade.egress.gate import Reason
+from stockade.events import SCHEMA, ChainHead, ChainWriter, Event, EventVerdict, Value
+
+FOLD_WINDOW_S = 1.0
+_SINGLE_PER_KEY = 5
+_SINGLE_PER_WINDOW = 20
+_KEYS_PER_WINDOW = 16
+
+_SEVERITY: Mapping[Reason, int] = {
+    Reason.METADATA_ADDRESS: 5,
+    Reason.SNI_MISMATCH: 5,
+    Reason.MIXED_ANSWER: 5,
+    Reason.INTERNAL_ADDRESS: 4,
+    Reason.OWN_ADDRESS: 4,
+    Reason.DENIED_ADDRESS: 4,
+    Reason.BYTES_OUT_EXCEEDED: 4,
+    Reason.REQUEST_TOO_LARGE: 4,
+    Reason.NOT_TLS: 4,
+    Reason.INTERNAL_ERROR: 4,
+}
+_DENIED_SEVERITY = 3
+_COUNT_FIELD = "count"
+
+_Key = tuple[str, Reason, Value, Value]
+
+
+@dataclass(slots=True)
+class _Fold:
+    fields: dict[str, Value]
+    count: int = 0
+
+
+@dataclass(slots=True)
+class Journal:
+    """Writes the ``net.*`` events of one chain. Every method but :meth:`head` may raise RecordError.
+
+    ``requests`` and ``denied`` count decisions, folded ones too.
+    """
+
+    writer: ChainWriter
+    requests: int = 0
+    denied: int = 0
+    _window_ends_s: float = 0.0
+    _singles: int = 0
+    _seen: dict[_Key, int] = field(default_factory=dict)
+    _folds: dict[_Key, _Fold] = field(default_factory=dict)
+
+    @property
+    def head(self) -> ChainHead:
+        """Where the chain ends."""
+        return self.writer.head
+
+    @property
+    def broken(self) -> bool:
+        """Whether the chain takes no more events."""
+        return self.writer.broken
+
+    @property
+    def folding(self) -> bool:
+        """Whether denials wait for :meth:`flush`."""
+        return bool(self._folds)
+
+    def allow(self, kind: str, fields: Mapping[str, Value]) -> str:
+        """Record a permission; return the event's id, which ``net.end`` repeats as ``request_id``."""
+        self.requests += 1
+        event = self._append(kind, EventVerdict.ALLOWED, 0, {**fields, "reason": Reason.ALLOWED.value})
+        return str(event["id"])
+
+    def deny(self, kind: str, reason: Reason, fields: Mapping[str, Value], now: float) -> None:
+        """Record a refusal, or count it towards the fold of its like."""
+        self.requests += 1
+        self.denied += 1
+        if now >= self._window_ends_s:
+            self.flush()
+            self._window_ends_s = now + FOLD_WINDOW_S
+        key = self._key(kind, reason, fields)
+        seen = self._seen.get(key, 0)
+        if seen < _SINGLE_PER_KEY and self._singles < _SINGLE_PER_WINDOW:
+            self._seen[key] = seen + 1
+            self._singles += 1
+            self._write_denial(kind, reason, fields)
+            return
+        fold = self._folds.get(key)
+        if fold is None:
+            fold = self._folds[key] = _Fold(_common(key, fields))
+        fold.count += 1
+
+    def end(self, reason: Reason, fields: Mapping[str, Value], *, denied: bool) -> None:
+        """Record how something that was allowed ended; ``denied``: the gate ended it."""
+        if denied:
+            self.denied += 1
+        verdict = EventVerdict.DENIED if denied else EventVerdict.OBSERVED
+        severity = _SEVERITY.get(reason, _DENIED_SEVERITY) if denied else 0
+        self._append("net.end", verdict, severity, {**fields, "reason": reason.value})
+
+    def flush(self) -> None:
+        """Write what was folded, and start a new window."""
+        folds, self._folds = self._folds, {}
+        self._seen.clear()
+        self._singles = 0
+        for (kind, reason, _host, _port), fold in folds.items():
+            fields: dict[str, Value] = {**fold.fields, "detail": f"{fold.count} denials like this, folded"}
+            if _COUNT_FIELD in SCHEMA[kind].optional:
+                fields[_COUNT_FIELD] = fold.count
+            self._write_denial(kind, reason, fields)
+
+    def _write_denial(self, kind: str, reason: Reason, fields: Mapping[str, Value]) -> None:
+        severity = _SEVERITY.get(reason, _DENIED_SEVERITY)
+        self._append(kind, EventVerdict.DENIED, severity, {**fields, "reason": reason.value})
+
+    def _append(self, kind: str, verdict: EventVerdict, severity: int, fields: dict[str, Value]) -> Event:
+        # Names of fields are not those of append's own parameters: the schema has none of them.
+        return self.writer.append(kind, verdict=verdict, severity=severity, **fields)  # type: ignore[arg-type]
+
+    def _key(self, kind: str, reason: Reason, fields: Mapping[str, Value]) -> _Key:
+        """Equal denials share a key; past a bound, so do all of one reason: a flood may vary its host."""
+        key = (kind, reason, fields.get("server.address"), fields.get("server.port"))
+        if key in self._seen or key in self._folds:
+            return key
+        if len(self._seen) + len(self._folds) >= _KEYS_PER_WINDOW:
+            return (kind, reason, None, None)
+        return key
+
+
+def _common(key: _Key, fields: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the fields that all members of a fold share; what is required but differs is null."""
+    kind, reason, host, port = key
+    common: dict[str, Value] = dict.fromkeys(SCHEMA[kind].required)
+    common |= {"reason": reason.value, "server.address": host, "server.port": port}
+    if host is not None and "rule" in fields:
+        common["rule"] = fields["rule"]
+    return common

@@ -1,0 +1,152 @@
+"""A CONNECT tunnel: the first flight is read and judged, then bytes are spliced both ways."""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING
+
+from stockade.egress._loop import GONE, READ, WRITE
+from stockade.egress._splice import Flow, Pump
+from stockade.egress._states import State
+from stockade.egress._stream import READ_BYTES, Stream
+from stockade.egress.gate import HELLO_MAX, Hello, NeedMore, NotTls, Reason, client_hello, judge_hello, safe_text
+
+if TYPE_CHECKING:
+    from stockade.egress._connection import Connection
+    from stockade.egress._decision import Decision
+    from stockade.egress.gate import Meter
+
+_ERROR = select.EPOLLERR
+_SNI_CHARS = 253
+
+
+class Tunnel:
+    """Both halves of one tunnel. Until the ClientHello is judged, no byte passes in either direction."""
+
+    __slots__ = ("_connection", "_decision", "_down", "_first_end", "_meter", "_up", "_upstream")
+
+    def __init__(self, connection: Connection, decision: Decision, meter: Meter, upstream: Stream) -> None:
+        self._connection = connection
+        self._decision = decision
+        self._meter = meter
+        self._upstream = upstream
+        self._up: Pump | None = None
+        self._down: Pump | None = None
+        self._first_end: Reason | None = None
+
+    def start(self) -> None:
+        """Look at what the client sent ahead of the 200 (egress case 61)."""
+        self._upstream.want(read=False)
+        if self._connection.buffer:
+            self._judge()
+
+    def client_event(self, events: int) -> None:
+        """The client's side is ready."""
+        if self._up is None:
+            self._read_flight(events)
+            return
+        self._relay(self._connection.client, self._up, self._down, events)
+
+    def upstream_event(self, events: int) -> None:
+        """The upstream's side is ready."""
+        if self._down is not None:
+            self._relay(self._upstream, self._down, self._up, events)
+        elif events & GONE:
+            self._connection.conclude(Reason.UPSTREAM_CLOSED)
+            self._connection.close(abort=True)
+
+    def close(self) -> None:
+        """Drop the pipes."""
+        for pump in (self._up, self._down):
+            if pump is not None:
+                pump.close()
+
+    def _read_flight(self, events: int) -> None:
+        if not events & (READ | GONE):
+            return
+        piece = self._connection.client.receive(READ_BYTES)
+        if piece is None:
+            return
+        if not piece:
+            self._connection.conclude(Reason.CLIENT_CLOSED)
+            self._connection.close()
+            return
+        self._connection.buffer += piece
+        self._judge()
+
+    def _judge(self) -> None:
+        buffer = self._connection.buffer
+        hello = client_hello(buffer)
+        if isinstance(hello, NeedMore):
+            if len(buffer) < HELLO_MAX:
+                return
+            hello = NotTls("first flight too large")
+        if isinstance(hello, Hello) and hello.sni:
+            self._decision.ended["tls.client.server_name"] = safe_text(hello.sni[0], limit=_SNI_CHARS)
+        if isinstance(hello, NotTls):
+            self._decision.ended["detail"] = safe_text(hello.detail)
+        elif hello.ech:
+            self._decision.ended["detail"] = "encrypted client hello offered"
+        host = self._decision.head.request.destination.host
+        verdict = judge_hello(hello, host, wildcard=self._decision.wildcard)
+        if not verdict.allowed:
+            self._connection.end(verdict.reason)
+            return
+        if len(buffer) > self._meter.left_out:
+            self._connection.end(Reason.BYTES_OUT_EXCEEDED)
+            return
+        self._open(bytes(buffer))
+
+    def _open(self, flight: bytes) -> None:
+        client, meter = self._connection.client, self._meter
+        self._connection.buffer.clear()
+        self._connection.enter(State.TUNNEL)
+        pipes = self._connection.rollout.shell.pipes
+        self._up = Pump(client, self._upstream, pipes, left=lambda: meter.left_out, count=meter.out)
+        self._down = Pump(self._upstream, client, pipes, left=lambda: meter.left_in, count=meter.into)
+        meter.out(len(flight))
+        try:
+            self._upstream.send(flight)
+        except OSError:
+            self._lost(Reason.UPSTREAM_CLOSED)
+            return
+        self._settle(self._up, self._up.run())
+        self._upstream.want(read=True)
+
+    def _relay(self, side: Stream, reading: Pump, writing: Pump | None, events: int) -> None:
+        """``reading`` moves bytes from ``side``, ``writing`` to it."""
+        self._connection.touch()
+        if events & WRITE and writing is not None:
+            self._settle(writing, writing.run())
+        if side.closed or not events & (READ | GONE):
+            return
+        if side.reading:
+            self._settle(reading, reading.run())
+        elif events & _ERROR:
+            self._lost(Reason.CLIENT_CLOSED if side is self._connection.client else Reason.UPSTREAM_CLOSED)
+        else:
+            side.mute()  # closed both ways, but the other side has not taken all of its bytes yet
+
+    def _settle(self, pump: Pump, flow: Flow) -> None:
+        """Act on what one run of a pump came to."""
+        if flow is Flow.OPEN or self._connection.closed:
+            return
+        up = pump is self._up
+        source, target = (
+            (Reason.CLIENT_CLOSED, Reason.UPSTREAM_CLOSED) if up else (Reason.UPSTREAM_CLOSED, Reason.CLIENT_CLOSED)
+        )
+        if flow is Flow.EXHAUSTED:
+            self._connection.end(Reason.BYTES_OUT_EXCEEDED if up else Reason.BYTES_IN_EXCEEDED)
+        elif flow is Flow.SOURCE_LOST:
+            self._lost(source)
+        elif flow is Flow.TARGET_LOST:
+            self._lost(target)
+        else:
+            self._first_end = self._first_end or source
+            if self._up is not None and self._up.ended and self._down is not None and self._down.ended:
+                self._connection.conclude(self._first_end)
+                self._connection.close()
+
+    def _lost(self, reason: Reason) -> None:
+        self._connection.conclude(self._first_end or reason)
+        self._connection.close(abort=True)

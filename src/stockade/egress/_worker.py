@@ -1,0 +1,289 @@
+"""The egress worker: one process, one loop, any number of rollouts.
+
+Started by the node agent as ``python -m stockade.egress --control-fd N`` with nothing but a ``SOCK_SEQPACKET``
+socket. It reads no file and no environment: configuration, listeners and record descriptors come over that socket
+(see :mod:`stockade.egress._wire`), and when the socket closes the process ends. Before it says ``ready`` it has
+given up its user (as root), its chance of new privileges, and, where Landlock exists, every file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from stockade.egress import _lockdown, _wire
+from stockade.egress._connection import Connection
+from stockade.egress._journal import Journal
+from stockade.egress._loop import READ, WRITE, Loop, Watch
+from stockade.egress._question import Server
+from stockade.egress._resolver import Resolver, preload
+from stockade.egress._rollout import Rollout, Shell, first_number
+from stockade.egress._splice import Pipes
+from stockade.egress._usage import Usage, context_from, head_from, head_json
+from stockade.egress._wire import Json, Message, WireError
+from stockade.egress.gate import Address, Budget, Reason, Rules
+from stockade.errors import StockadeError
+from stockade.events import ChainWriter, Producer
+
+NEWS_S = 1.0
+"""How often the worker reports the usage of its rollouts: what a crash may lose of a budget."""
+_ROLLOUTS_PER_NEWS = 200
+_MAX_QUEUED = 4096
+_ATTACH_DESCRIPTORS = 2
+
+
+class Worker:
+    """Serves one control socket until it closes."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._loop = Loop()
+        self._shell = Shell(self._loop, Resolver(self._loop), Pipes())
+        self._rollouts: dict[str, Rollout] = {}
+        self._reported: dict[str, Usage] = {}
+        self._outbox: deque[bytes] = deque()
+        self._configured = False
+        control.setblocking(False)
+        self._watch: Watch = self._loop.watch(control.fileno(), self._on_control, self._on_fault, READ)
+
+    def run(self) -> None:
+        """Serve; returns when the agent closed the socket or asked for the end."""
+        self._loop.run()
+        for rollout in self._rollouts.values():
+            rollout.stop(Reason.REVOKED)
+
+    # ---- the control socket
+
+    def _on_control(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if not events & ~WRITE:
+            return
+        try:
+            received = _wire.receive(self._control)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = None
+        if received is None:
+            self._loop.stop()
+            return
+        message, fds = received
+        try:
+            self._answer(message, fds)
+        finally:
+            for fd in fds:  # whoever keeps one has taken it out of the list
+                os.close(fd)
+
+    def _answer(self, message: Message, fds: list[int]) -> None:
+        number = _wire.number(message, "id")
+        try:
+            handler = _HANDLERS.get(_wire.text(message, "op"))
+            if handler is None:
+                raise WireError("unknown operation")
+            reply = handler(self, message, fds)
+        except (WireError, StockadeError, ValueError, TypeError, OSError) as error:
+            self._send({"id": number, "error": f"{type(error).__name__}: {error}"})
+            return
+        self._send({"id": number, "ok": True, **reply})
+
+    def _send(self, message: Mapping[str, Json]) -> None:
+        if len(self._outbox) >= _MAX_QUEUED:
+            self._loop.stop()  # an agent that does not read any more is as good as dead
+            return
+        self._outbox.append(_wire.encode(message))
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                _wire.send(self._control, self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._loop.stop()
+            return
+        self._loop.interest(self._watch, READ | WRITE if self._outbox else READ)
+
+    def _on_fault(self, fault: Exception) -> None:
+        """A control channel that cannot be understood leaves nobody to obey: end, and let the agent restart."""
+        _complain(f"{type(fault).__name__}: {fault}")
+        self._loop.stop()
+
+    # ---- operations
+
+    def configure(self, message: Message, _fds: list[int]) -> Message:
+        """Take the settings, then give up every privilege; the answer says what was enforced."""
+        if self._configured:
+            raise WireError("already configured")
+        servers = [Server.parse(text) for text in _wire.texts(message, "resolvers")]
+        self._shell.resolver.servers = servers
+        self._take_own(message)
+        nofile = _lockdown.raise_nofile()
+        _lockdown.drop_privileges(_id(message, "uid"), _id(message, "gid"))
+        _lockdown.harden_process()
+        preload()
+        landlock = _lockdown.lock_down()
+        _lockdown.forget_paths()
+        self._configured = True
+        self._loop.call_later(NEWS_S, self._tell, self._on_fault)
+        return {"landlock": landlock, "nofile": nofile, "pid": os.getpid(), "uid": os.geteuid()}
+
+    def attach(self, message: Message, fds: list[int]) -> Message:
+        """Take over a rollout's listener and record, and begin to accept."""
+        if not self._configured:
+            raise WireError("not configured")
+        rollout_id = _wire.text(message, "rollout_id")
+        if rollout_id in self._rollouts:
+            raise WireError(f"{rollout_id} is attached already")
+        if len(fds) != _ATTACH_DESCRIPTORS:
+            raise WireError("attach takes two descriptors: listener, record")
+        rules = Rules.from_json(_wire.text(message, "rules"))
+        usage = None if message.get("usage") is None else Usage.from_json(_wire.table(message, "usage"))
+        writer = ChainWriter(
+            fds[1],
+            context_from(_wire.table(message, "context")),
+            Producer.EGRESS,
+            start=None if message.get("chain_start") is None else head_from(_wire.table(message, "chain_start")),
+        )
+        if "own_addresses" in message:
+            self._take_own(message)
+        budget = Budget(rules.limits, now=time.monotonic(), state=None if usage is None else dict(usage.budget))
+        journal = Journal(writer)
+        if usage is not None:
+            journal.requests, journal.denied = usage.requests, usage.denied
+        rollout = Rollout(
+            rollout_id,
+            self._shell,
+            rules,
+            budget,
+            journal,
+            socket.socket(fileno=fds[0]),
+            record_fd=fds[1],
+            on_broken=self._on_broken,
+            on_spent=self._report,
+            connect=Connection,
+            numbered=first_number(usage),
+            revoked=message.get("revoked") is True,
+            reported_bytes=budget.bytes_out + budget.bytes_in,
+        )
+        fds.clear()  # both are the rollout's now
+        try:
+            rollout.start()
+        except BaseException:
+            rollout.stop(Reason.INTERNAL_ERROR)
+            raise
+        self._rollouts[rollout_id] = rollout
+        return {"head": head_json(writer.head)}
+
+    def detach(self, message: Message, _fds: list[int]) -> Message:
+        """End a rollout's connections and let its listener go; its chain stays open."""
+        rollout = self._rollouts.pop(self._known(message).rollout_id)
+        self._reported.pop(rollout.rollout_id, None)
+        rollout.stop(Reason.REVOKED)
+        return {
+            "head": head_json(rollout.journal.head),
+            "usage": rollout.usage().to_json(),
+            "broken": rollout.broken,
+        }
+
+    def revoke(self, message: Message, _fds: list[int]) -> Message:
+        """End the connections of one rollout, or of all, and refuse what comes."""
+        if message.get("rollout_id") is None:
+            return {"closed": sum(rollout.revoke() for rollout in self._rollouts.values())}
+        return {"closed": self._known(message).revoke()}
+
+    def ping(self, _message: Message, _fds: list[int]) -> Message:
+        """Show a sign of life."""
+        return {"now_ns": time.monotonic_ns()}
+
+    def stats(self, _message: Message, _fds: list[int]) -> Message:
+        """Return the worker's own counters."""
+        return {
+            "rollouts": len(self._rollouts),
+            "connections": sum(len(rollout.live) for rollout in self._rollouts.values()),
+            "queries": self._shell.resolver.queries,
+            "faults": self._loop.faults,
+        }
+
+    def shutdown(self, _message: Message, _fds: list[int]) -> Message:
+        """End after this answer."""
+        self._loop.call_later(0, self._loop.stop, self._on_fault)
+        return {}
+
+    # ---- news
+
+    def _tell(self) -> None:
+        """Report what has changed; also the sign of life that the agent waits for."""
+        changed: list[Rollout] = []
+        for rollout_id, rollout in self._rollouts.items():
+            usage = rollout.usage()
+            if self._reported.get(rollout_id) != usage:
+                self._reported[rollout_id] = usage
+                changed.append(rollout)
+        for start in range(0, max(len(changed), 1), _ROLLOUTS_PER_NEWS):
+            self._report(*changed[start : start + _ROLLOUTS_PER_NEWS])
+        self._loop.call_later(NEWS_S, self._tell, self._on_fault)
+
+    def _report(self, *rollouts: Rollout) -> None:
+        """Send the usage of ``rollouts``: once it is in the socket, a crash cannot lose it."""
+        for rollout in rollouts:
+            rollout.reported_bytes = rollout.budget.bytes_out + rollout.budget.bytes_in
+        self._send({"event": "usage", "rollouts": {one.rollout_id: one.usage().to_json() for one in rollouts}})
+
+    def _on_broken(self, rollout: Rollout) -> None:
+        self._send({"event": "broken", "rollout_id": rollout.rollout_id})
+
+    def _known(self, message: Message) -> Rollout:
+        rollout_id = _wire.text(message, "rollout_id")
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None:
+            raise WireError(f"{rollout_id} is not attached")
+        return rollout
+
+    def _take_own(self, message: Message) -> None:
+        self._shell.own = frozenset(Address.parse(text) for text in _wire.texts(message, "own_addresses"))
+
+
+_HANDLERS: Mapping[str, Callable[[Worker, Message, list[int]], Message]] = {
+    "configure": Worker.configure,
+    "attach": Worker.attach,
+    "detach": Worker.detach,
+    "revoke": Worker.revoke,
+    "ping": Worker.ping,
+    "stats": Worker.stats,
+    "shutdown": Worker.shutdown,
+}
+
+
+def _id(message: Message, key: str) -> int | None:
+    return None if message.get(key) is None else _wire.number(message, key)
+
+
+def _complain(what: str) -> None:
+    """Say why the worker ends, where the agent's log picks it up."""
+    sys.stderr.write(f"egress worker: {what}\n")
+    sys.stderr.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker on the control socket given by number; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m stockade.egress", description="egress worker of a node agent")
+    parser.add_argument("--control-fd", type=int, required=True, help="a SOCK_SEQPACKET socket of the agent")
+    options = parser.parse_args(argv)
+    try:
+        control = socket.socket(fileno=options.control_fd)
+        if control.type != socket.SOCK_SEQPACKET:
+            raise OSError("not a SOCK_SEQPACKET socket")
+    except OSError as error:
+        _complain(f"control descriptor {options.control_fd}: {error}")
+        return 2
+    control.set_inheritable(False)
+    Worker(control).run()
+    return 0

@@ -1,0 +1,148 @@
+"""What request and response heads share: where a head ends, its fields, its body's framing.
+
+RFC 9112 lets a recipient be lenient in a dozen places, and each leniency has been somebody's request smuggling. Here
+there is none: lines end in CRLF, no folding, no space before the colon, no control characters (cases 48, 50-53, 57,
+58, 72).
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+from stockade.egress.gate._reason import Malformed, Reason, safe_text
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
+VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*"
+_FIELD = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")\r\n")
+_FIELDS = re.compile(rb"(?:" + TOKEN + rb":" + VALUE + rb"\r\n)*+\r\n")
+_LENGTH = re.compile(rb"0|[1-9][0-9]{0,14}")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_TCHAR = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_TOKEN = re.compile(TOKEN)
+_SHOWN = 64
+
+HOP_BY_HOP = frozenset(
+    # RFC 9110 section 7.6.1; Proxy-* by prefix; http2-settings with Upgrade: h2c (case 60).
+    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
+)
+
+
+class Framing(StrEnum):
+    """How the body ends (RFC 9112 section 6.3)."""
+
+    NONE = "none"
+    LENGTH = "length"
+    CHUNKED = "chunked"
+    UNTIL_CLOSE = "until_close"
+
+
+class HeadLimits(msgspec.Struct, frozen=True):
+    """Most bytes of a head (start line to blank line) and most header lines (case 72)."""
+
+    header_bytes: int = 65536
+    header_count: int = 100
+
+
+def fault(detail: str, *, upstream: bool, reason: Reason = Reason.MALFORMED_REQUEST, status: int = 400) -> Malformed:
+    """Return the error for a head of the client (``reason``, ``status``) or of the upstream (always 502)."""
+    if upstream:
+        return Malformed(Reason.UPSTREAM_MALFORMED, detail, status=502)
+    return Malformed(reason, detail, status=status)
+
+
+def find_end(buffer: bytes | bytearray, limits: HeadLimits, scanned: int, *, upstream: bool) -> int | None:
+    """Return where the head ends, None for "read more"; raise what can be known already."""
+    if buffer and buffer[0] not in _TCHAR:
+        raise fault("the first byte starts no head", upstream=upstream)
+    blank = buffer.find(b"\r\n\r\n", max(scanned - 3, 0))
+    if blank < 0 and _BARE_LF.search(buffer, max(scanned - 1, 0)):
+        raise fault("bare LF in the head", upstream=upstream)
+    if blank + 4 > limits.header_bytes or (blank < 0 and len(buffer) >= limits.header_bytes):
+        detail = f"head over {limits.header_bytes} bytes"
+        raise fault(detail, upstream=upstream, reason=Reason.HEADER_TOO_LARGE, status=431)
+    return None if blank < 0 else blank + 4
+
+
+def split_fields(raw: bytes, start: int, limits: HeadLimits, *, upstream: bool) -> list[tuple[bytes, bytes]]:
+    """Return the header lines of a whole head from ``start`` on, values not yet trimmed."""
+    if len(raw) > limits.header_bytes:
+        detail = f"head over {limits.header_bytes} bytes"
+        raise fault(detail, upstream=upstream, reason=Reason.HEADER_TOO_LARGE, status=431)
+    if not _FIELDS.fullmatch(raw, start):
+        raise fault(_bad_line(raw, start), upstream=upstream)
+    fields: list[tuple[bytes, bytes]] = _FIELD.findall(raw, start)
+    if len(fields) > limits.header_count:
+        detail = f"over {limits.header_count} header lines"
+        raise fault(detail, upstream=upstream, reason=Reason.TOO_MANY_HEADERS, status=431)
+    return fields
+
+
+def _bad_line(raw: bytes, start: int) -> str:
+    """Say which line of a head is no header line."""
+    position = start
+    while match := _FIELD.match(raw, position):
+        position = match.end()
+    line = raw[position:].partition(b"\n")[0]
+    if raw[position : position + 2] == b"\r\n":
+        return "bytes after the blank line"
+    if line[:1] in (b" ", b"\t"):
+        return "folded header line"
+    return f"not a header line: {safe_text(line, limit=_SHOWN)}"
+
+
+def one(values: list[bytes], name: str, *, upstream: bool) -> bytes | None:
+    """Return the only value of a header, None without one; two are malformed even if equal (case 51)."""
+    if len(values) > 1:
+        raise fault(f"{name} twice", upstream=upstream)
+    return values[0] if values else None
+
+
+def body_framing(
+    codings: list[bytes], lengths: list[bytes], version: int, *, upstream: bool
+) -> tuple[Framing, int] | None:
+    """Return what Transfer-Encoding and Content-Length say, None if there is neither (RFC 9112 section 6.3).
+
+    Both at once, either twice, any coding but ``chunked``, and codings in HTTP/1.0 are refused (cases 50-53).
+    """
+    coding = one(codings, "Transfer-Encoding", upstream=upstream)
+    length = one(lengths, "Content-Length", upstream=upstream)
+    if coding is not None:
+        if length is not None:
+            raise fault("Content-Length with Transfer-Encoding", upstream=upstream)
+        if version < 11:
+            raise fault("Transfer-Encoding in HTTP/1.0", upstream=upstream)
+        if coding.lower() != b"chunked":
+            detail = f"transfer coding {safe_text(coding, limit=_SHOWN)}"
+            raise fault(detail, upstream=upstream, reason=Reason.UNSUPPORTED_CODING, status=501)
+        return Framing.CHUNKED, 0
+    if length is None:
+        return None
+    if not _LENGTH.fullmatch(length):
+        raise fault(f"not a length: {safe_text(length, limit=_SHOWN)}", upstream=upstream)
+    return Framing.LENGTH, int(length)
+
+
+_NO_OPTIONS: frozenset[bytes] = frozenset()
+_USUAL = {text: frozenset({text.lower()}) for text in (b"keep-alive", b"Keep-Alive", b"close", b"Close")}
+
+
+def connection_options(values: list[bytes], *, upstream: bool) -> frozenset[bytes]:
+    """Return the options of the Connection fields, in lower case (RFC 9110 section 7.6.1)."""
+    if not values:
+        return _NO_OPTIONS
+    if len(values) == 1 and (usual := _USUAL.get(values[0])) is not None:
+        return usual
+    options = {option.strip(b" \t").lower() for value in values for option in value.split(b",")} - {b""}
+    if not all(map(_TOKEN.fullmatch, options)):
+        raise fault("bad Connection option", upstream=upstream)
+    return frozenset(options)
+
+
+def write_fields(headers: Headers) -> list[bytes]:
+    """Return the header lines, each with its CRLF."""
+    return [b"%b: %b\r\n" % field for field in headers]

@@ -1,0 +1,71 @@
+r"""One event as bytes: the canonical form that is hashed, and the line that lies on disk.
+
+The canonical form is RFC 8785: keys sorted, no spaces, shortest escapes, UTF-8. For events, which
+have ASCII keys and neither floats nor big integers, msgspec's deterministic encoding *is* that form
+(a property test holds the two against each other). ``hash`` is the SHA-256 of the previous line's
+hash, as 64 ASCII digits, followed by the canonical form of the event without ``hash``.
+
+The line is that same form with DEL and everything beyond ASCII escaped as ``\uXXXX``, and with
+``hash`` put last. So a record shown by ``cat`` can move no cursor and reorder no text, and since
+there is exactly one line for an event, a verifier can demand it byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+
+import msgspec
+
+from stockade.events._schema import Event
+
+GENESIS = "0" * 64
+"""The ``prev`` of a chain's first event."""
+
+LINE_LIMIT_BYTES = 1 << 20
+"""Longest line, with its newline."""
+
+canonical = msgspec.json.Encoder(order="deterministic").encode
+"""Return the RFC 8785 form of an event; raises ``UnicodeEncodeError`` on a lone surrogate."""
+
+_decode = msgspec.json.Decoder(dict[str, int | str | bool | list[str] | None]).decode
+
+_NOT_PLAIN = re.compile("[\x7f-\U0010ffff]")
+
+
+def chain_hash(prev: str, body: bytes) -> str:
+    """Return the hash of the event with canonical form ``body`` (without ``hash``) that follows ``prev``."""
+    return hashlib.sha256(prev.encode("ascii") + body).hexdigest()
+
+
+def to_line(body: bytes, digest: str) -> bytes:
+    """Return the line for the event with canonical form ``body``; ``digest`` is its hash."""
+    if not body.isascii() or b"\x7f" in body:
+        body = _NOT_PLAIN.sub(_escape, body.decode("utf-8")).encode("ascii")
+    return b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode("ascii"))
+
+
+def _escape(match: re.Match[str]) -> str:
+    point = ord(match[0])
+    if point < 0x10000:
+        return f"\\u{point:04x}"
+    point -= 0x10000
+    return f"\\u{0xD800 + (point >> 10):04x}\\u{0xDC00 + (point & 0x3FF):04x}"
+
+
+def uuid7(time_ns: int) -> str:
+    """Return a UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 bits of chance."""
+    value = (time_ns // 1_000_000 & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    digits = f"{value:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def decode(line: bytes) -> Event:
+    """Return the object in a line; raises ``ValueError`` for anything but a flat JSON object without fractions.
+
+    Only the JSON grammar and the types are checked here, nothing that an event must have.
+    """
+    return _decode(line)

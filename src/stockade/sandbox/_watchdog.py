@@ -1,0 +1,113 @@
+"""Limits of a whole tree, kept from outside where no cgroup is given.
+
+``setrlimit`` bounds one process; a program that forks has as many times its limit. So every sandbox's tree is
+measured several times a second and ended when it is over: memory as the sum of proportional set sizes, of its
+tmpfs (which holds every file it can write) and of open memory files; CPU time including reaped children; and
+the number of tasks, whose hard bound is RLIMIT_NPROC inside the user namespace, but a fork bomb at that bound
+would go on for ever.
+
+What it cannot see: CPU time of children whose parent ignores SIGCHLD (the kernel drops it), kernel memory
+such as socket buffers. A cgroup sees both; wall time bounds the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import Protocol
+
+from stockade.policy import SandboxLimits
+from stockade.sandbox import _proc
+from stockade.sandbox._types import Exit, ExitKind
+
+PERIOD_S = 0.05
+_STARVED_ROUNDS = 8  # rounds at the task limit before it is a bomb and not a burst
+_HIDDEN_ROUNDS = 3  # a command is undumpable, as the guest is, for the instant between its fork and its exec
+
+
+class Watched(Protocol):
+    """What the watchdog needs of a live sandbox."""
+
+    limits: SandboxLimits
+    root_fd: int
+    init_pid: int
+
+    @property
+    def ended(self) -> Exit | None: ...
+    def end(self, exit_: Exit) -> None: ...
+    def note(self, memory_bytes: int, cpu_ns: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """For how many rounds in a row a sandbox has been at its task limit, or hidden something."""
+
+    starved: int = 0
+    hidden: int = 0
+
+
+class Watchdog:
+    """Measures every registered sandbox each :data:`PERIOD_S`."""
+
+    def __init__(self) -> None:
+        self._watched: dict[Watched, _Rounds] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, sandbox: Watched) -> None:
+        """Watch ``sandbox`` until it ends."""
+        self._watched[sandbox] = _Rounds()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="watchdog")
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        self._watched.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while self._watched:
+            for sandbox, rounds in list(self._watched.items()):
+                if sandbox.ended is not None:
+                    self._watched.pop(sandbox, None)
+                    continue
+                exit_ = self._judge(sandbox, rounds)
+                if exit_ is not None:
+                    sandbox.end(exit_)
+                await asyncio.sleep(0)
+            await asyncio.sleep(PERIOD_S)
+
+    def _judge(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:
+        try:
+            return self._measure(sandbox, rounds)
+        except Exception as error:  # a tree that cannot be measured is not within its limits
+            return Exit(ExitKind.NODE_FAULT, evidence=f"cannot measure the sandbox: {error}")
+
+    def _measure(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:
+        limits = sandbox.limits
+        found = _proc.footprint(sandbox.init_pid)
+        disk = os.fstatvfs(sandbox.root_fd)
+        files = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        commands = tuple(pid for pid in found.pids if pid != sandbox.init_pid)
+        try:
+            files += _proc.memory_file_bytes(commands)
+            rounds.hidden = 0
+        except PermissionError:
+            rounds.hidden += 1
+            if rounds.hidden >= _HIDDEN_ROUNDS:
+                return Exit(ExitKind.MEMORY_LIMIT, evidence="a process hides its descriptors from the watchdog")
+        memory = found.resident_bytes + files
+        if memory > limits.memory:
+            memory = _proc.proportional_bytes(found.pids) + files
+        sandbox.note(memory, found.cpu_ns)
+        if memory > limits.memory:
+            return Exit(ExitKind.MEMORY_LIMIT, evidence=f"{memory} bytes held, {limits.memory} allowed")
+        if found.cpu_ns > limits.cpu_s * 1e9:
+            spent = found.cpu_ns / 1e9
+            return Exit(ExitKind.CPU_LIMIT, evidence=f"{spent:.1f} s of CPU used, {limits.cpu_s:g} s allowed")
+        rounds.starved = rounds.starved + 1 if found.tasks >= limits.pids else 0
+        if rounds.starved >= _STARVED_ROUNDS:
+            return Exit(ExitKind.PIDS_LIMIT, evidence=f"{found.tasks} tasks for long, {limits.pids} allowed")
+        return None

@@ -1,0 +1,280 @@
+"""A worker under test, driven over its control socket, and clients that speak bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from stockade.egress import _wire
+from stockade.egress.gate import Rules
+from stockade.events import Context
+from stockade.ids import new_rollout_id
+from stockade.policy import load_operator, parse_policy
+from tests.egress.netlab import RESOLVER, WORKER_OWN, NetLab
+from tests.support import ROOT
+
+TIMEOUT_S = 15.0
+
+POLICY = """
+version: 1
+egress:
+  allow:
+    - {host: plain.example.org, methods: [GET, HEAD, POST, PUT], paths: ["/**"], ports: [80, 8080]}
+    - {host: other.example.org, methods: [GET], paths: ["/public/**"], ports: [80]}
+    - {host: tunnel.example.org, ports: [443]}
+    - {host: "*.wild.example.org", ports: [443]}
+  limits: {requests_per_minute: 6000, bytes_out: 64 MiB, bytes_in: 256 MiB, bytes_out_per_request: 16 MiB}
+"""
+
+
+def rules(policy: str = POLICY) -> Rules:
+    """Return the rules of a policy text."""
+    return Rules.from_policy(parse_policy(policy, source="test.yaml"), load_operator(None))
+
+
+@dataclass
+class Attached:
+    """One rollout on the worker: where its clients connect, and its record."""
+
+    worker: Worker
+    rollout_id: str
+    address: tuple[str, int]
+    record: Path
+    listener: socket.socket
+    record_fd: int
+
+    def connect(self) -> Client:
+        """Return a client inside the sandbox."""
+        return Client(socket.create_connection(self.address, TIMEOUT_S))
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return what is on record."""
+        found = [json.loads(line) for line in self.record.read_text("ascii").splitlines()]
+        return [event for event in found if kind is None or event["kind"] == kind]
+
+    def wait(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until ``count`` events of ``kind`` are on record; return them."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(found := self.events(kind)) < count:
+            assert time.monotonic() < deadline, f"{len(found)} of {count} {kind}: {self.events()}"
+            time.sleep(0.01)
+        return found
+
+    def last(self, kind: str = "net.end") -> dict[str, Any]:
+        """Wait for one event of ``kind`` and return the last one."""
+        return self.wait(kind)[-1]
+
+    def close(self) -> None:
+        """Close what the agent would keep."""
+        self.listener.close()
+        os.close(self.record_fd)
+
+
+class Worker:
+    """The real worker process, inside the lab."""
+
+    def __init__(self, lab: NetLab, folder: Path, *, file_size: int | None = None, nofile: int | None = None) -> None:
+        self.folder = folder
+        self.news: list[dict[str, Any]] = []
+        self._number = 0
+        self._attached: list[Attached] = []
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(TIMEOUT_S)
+
+        def limit() -> None:
+            if file_size is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+            if nofile is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, nofile))
+
+        with theirs:
+            argv = [sys.executable, "-m", "stockade.egress", "--control-fd", str(theirs.fileno())]
+            self.process = subprocess.Popen(
+                lab.command(argv),
+                pass_fds=[theirs.fileno()],
+                env={"PYTHONPATH": str(ROOT / "src")},
+                preexec_fn=limit,  # noqa: PLW1509 - the limits of one child, set before any thread could mind
+            )
+        self.ready = self.ask("configure", resolvers=[RESOLVER], own_addresses=[WORKER_OWN], uid=None, gid=None)
+
+    def ask(self, op: str, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
+        """Send one request and return its answer; news that come before it are kept."""
+        self._number += 1
+        _wire.send(self.control, _wire.encode({"op": op, "id": self._number, **fields}), fds)
+        while True:
+            received = _wire.receive(self.control)
+            assert received is not None, "the worker hung up"
+            message: dict[str, Any] = dict(received[0])
+            if message.get("id") == self._number:
+                return message
+            self.news.append(message)
+
+    def attach(self, policy: str = POLICY, **fields: Any) -> Attached:
+        """Attach a fresh rollout."""
+        rollout_id = new_rollout_id()
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        record = self.folder / f"{rollout_id}.egress.jsonl"
+        fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        attached = Attached(self, rollout_id, listener.getsockname(), record, listener, fd)
+        self._attached.append(attached)
+        context = Context("run-test", rollout_id, "sha256:" + "0" * 64)
+        answer = self.ask(
+            "attach",
+            (listener.fileno(), fd),
+            rollout_id=rollout_id,
+            context={"run_id": context.run_id, "rollout_id": rollout_id, "policy_digest": context.policy_digest},
+            rules=rules(policy).to_json(),
+            **{"chain_start": None, "usage": None, **fields},
+        )
+        assert answer.get("ok"), answer
+        return attached
+
+    def close(self) -> None:
+        """Hang up: the worker must end by itself."""
+        self.control.close()
+        self.process.wait(10)
+        for attached in self._attached:
+            with contextlib.suppress(OSError):
+                attached.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class Reply:
+    """A response as a client read it."""
+
+    status: int
+    head: bytes
+    body: bytes
+
+    @property
+    def reason(self) -> str:
+        """The value of X-Stockade-Reason, or ``""``."""
+        for line in self.head.split(b"\r\n"):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"x-stockade-reason":
+                return value.strip().decode()
+        return ""
+
+
+class Client:
+    """A socket and a buffer."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.sock.settimeout(TIMEOUT_S)
+        self._buffer = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sock.close()
+
+    def send(self, data: bytes) -> Self:
+        """Send all of ``data``."""
+        self.sock.sendall(data)
+        return self
+
+    def reply(self, *, head: bool = False) -> Reply:
+        """Read one response with its body."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._more()
+        raw, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        status = int(raw.split(b" ", 2)[1])
+        lower = raw.lower()
+        if head or status in (204, 304) or 100 <= status < 200:
+            return Reply(status, raw, b"")
+        if b"transfer-encoding: chunked" in lower:
+            return Reply(status, raw, self._chunks())
+        for line in lower.split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                return Reply(status, raw, self._take(int(line[15:])))
+        if raw.startswith(b"HTTP/1.1 200 Connection established"):
+            return Reply(status, raw, b"")
+        return Reply(status, raw, self.rest())
+
+    def connect(self, host: str, port: int = 443) -> Reply:
+        """Ask for a tunnel."""
+        return self.send(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()).reply()
+
+    def get(self, url: str, *headers: str) -> Reply:
+        """Send a GET in absolute form and read the response."""
+        host = url.split("/")[2]
+        lines = [f"GET {url} HTTP/1.1", f"Host: {host}", *headers]
+        return self.send("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n").reply()
+
+    def rest(self) -> bytes:
+        """Read to the end; a reset is an end too."""
+        with contextlib.suppress(ConnectionResetError, EOFError):
+            while True:
+                self._more()
+        data, self._buffer = self._buffer, b""
+        return data
+
+    def ended(self) -> bool:
+        """Read to the end and return whether it was a clean one (FIN, not RST)."""
+        try:
+            while self.sock.recv(65536):
+                pass
+        except ConnectionResetError:
+            return False
+        return True
+
+    def _take(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            self._more()
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while True:
+            while b"\r\n" not in self._buffer:
+                self._more()
+            line, _, self._buffer = self._buffer.partition(b"\r\n")
+            size = int(line, 16)
+            body += self._take(size)
+            assert self._take(2) == b"\r\n"
+            if size == 0:
+                return body
+
+    def _more(self) -> None:
+        piece = self.sock.recv(1 << 18)
+        if not piece:
+            raise EOFError(f"closed after {self._buffer[:200]!r}")
+        self._buffer += piece
+
+
+def post(url: str, body: bytes, *headers: str) -> bytes:
+    """Return a POST in absolute form."""
+    host = url.split("/")[2]
+    lines = [f"POST {url} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+@contextlib.contextmanager
+def running(lab: NetLab, folder: Path, **options: Any) -> Iterator[Worker]:
+    """Run a worker of one's own."""
+    with Worker(lab, folder, **options) as worker:
+        yield worker
