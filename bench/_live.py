@@ -26,5 +26,5 @@ async def live_run(policy: str = POLICY, *, operator: str | None = None) -> Asyn
         if operator is not None:
             operator_path = Path(folder, "operator.yaml")
             operator_path.write_text(operator)
-        async with stockade.connect(policy=policy_path, operator=operator_path, run_dir=Path(folder, "run")) as run:
+        async with stockade.connect(policy_path, runs=Path(folder, "runs"), operator=operator_path) as run:
             yield run

@@ -24,7 +24,7 @@ from dnslib.server import BaseResolver, DNSServer
 
 from bench._harness import Measure, Variant, arguments, interleave, report
 from bench._live import live_run
-from stockade import Rollout
+from stockade import Episode
 
 ADDRESS = "11.0.0.1"
 NAME = "origin.bench.example"
@@ -44,6 +44,7 @@ sandbox: {{memory: 512 MiB, wall: 60 min}}
 data: {{private: false}}
 """
 OPERATOR = f"""\
+version: 1
 resolvers: ["{ADDRESS}:{DNS_PORT}"]
 """
 
@@ -132,7 +133,7 @@ def direct(mode: str, authority: Path) -> Measure:
     return measure
 
 
-def through(mode: str, rollout: Rollout) -> Measure:
+def through(mode: str, rollout: Episode) -> Measure:
     """Return a measure of the same client in a sandbox, through the worker."""
     words = [*load_words(mode, "/workspace/load.py", "/workspace/ca.pem"), "127.0.0.1:3128"]
 

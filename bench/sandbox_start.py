@@ -58,8 +58,6 @@ def full(backend: BubblewrapBackend, listeners: Listeners, *command: str) -> Mea
         try:
             result = await sandbox.exec(list(command))
         finally:
-            for fd in sandbox.listener_fds:
-                os.close(fd)
             await sandbox.destroy()
         assert result.exit.return_code == 0, result.exit
 

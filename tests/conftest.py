@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from stockade.client import BrokerClient
 from tests import leaks
+from tests.agents import open_run
 from tests.support import OPTIONAL, must_run
 
 _HOME_KEY = pytest.StashKey[Path]()
@@ -63,6 +65,19 @@ def _nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     found = leaks.new_since(before, all_mounts=must_run(), own=str(home))
     if found:
         pytest.fail("left behind by this module:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio, the one loop that production uses."""
+    return "asyncio"
+
+
+@pytest.fixture
+async def broker_client(tmp_path: Path) -> AsyncIterator[BrokerClient]:
+    """A client of a real broker: a run of its own, under a policy that allows no network."""
+    async with open_run(tmp_path) as run:
+        yield run.client
 
 
 @pytest.hookimpl(wrapper=True)

@@ -119,6 +119,14 @@ def start_ticks(pid: int) -> int | None:
     return int(stat.rpartition(b")")[2].split()[19])
 
 
+def is_zombie(pid: int) -> bool:
+    """Return whether ``pid`` has ended and waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+    except OSError:
+        return False
+
+
 def describe(pid: int) -> str:
     """Return the command line of ``pid``, or what is left of it."""
     try:
@@ -158,7 +166,8 @@ class Ledger:
 
     def _is_ours(self, pid: int) -> bool:
         ticks = start_ticks(pid)
-        if ticks is None or any(name in describe(pid) for name in _BENIGN_PROCESSES):
+        # A zombie that is not our child has ended; reaping it is init's duty, which not every container's does.
+        if ticks is None or is_zombie(pid) or any(name in describe(pid) for name in _BENIGN_PROCESSES):
             return False
         return Process(pid, ticks) in self._processes or bool(_namespaces(pid) & self._namespaces)
 

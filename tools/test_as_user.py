@@ -59,13 +59,15 @@ def free_uid() -> int:
 
 
 def processes() -> Iterator[tuple[int, int]]:
-    """Yield (real uid, pid) of every process."""
+    """Yield (real uid, pid) of every process but zombies, which have ended."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 # Not the owner of /proc/PID: that is root for every process that forbids dumps.
                 lines = Path(f"/proc/{name}/status").read_text().splitlines()
-                yield int(next(line for line in lines if line.startswith("Uid:")).split()[1]), int(name)
+                status = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+                if status["State"][0] != "Z":
+                    yield int(status["Uid"][0]), int(name)
 
 
 @contextlib.contextmanager

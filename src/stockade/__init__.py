@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stockade._lazy import lazy
+from stockade._version import __version__
 
 if TYPE_CHECKING:
     from stockade.client import BrokerClient as BrokerClient
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from stockade.rewards import Grade as Grade
     from stockade.rewards import Grader as Grader
     from stockade.rewards import Verdict as Verdict
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "stockade.client": "BrokerClient Episode ExecReply Run SyncRun connect connect_sync",

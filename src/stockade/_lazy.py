@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 def lazy(package: str, exports: Mapping[str, str]) -> Callable[[str], object]:
     """Return a ``__getattr__`` for ``package``; ``exports`` maps public name → defining module."""
 
-    def __getattr__(name: str) -> object:
+    def get(name: str) -> object:
         module = exports.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(module), name)
 
-    return __getattr__
+    return get

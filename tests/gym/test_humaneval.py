@@ -60,9 +60,9 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
     ("content", "message"),
     [
         (b"no gzip", "cannot be read"),
-        (b"", "HumanEval"),
-        (b"{}\n", "not a HumanEval problem"),
-        (b"[1]\n", "not a HumanEval problem"),
+        (b"", "0 problems instead of 164"),
+        (b"{}\n" * 164, ":1: not a HumanEval problem"),
+        (b"[1]\n" * 164, ":1: not a HumanEval problem"),
     ],
 )
 def test_damaged_data_is_named(tmp_path, monkeypatch, content, message):

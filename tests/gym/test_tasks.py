@@ -146,5 +146,5 @@ def test_a_task_is_frozen_and_closed():
         task.tests = ""  # type: ignore[misc]
     with pytest.raises(TypeError):
         Task(**GOOD, finding="x")  # type: ignore[call-arg]
-    with pytest.raises(TaskError, match="^tests: missing"):
+    with pytest.raises(TaskError, match=r"^tests: missing"):
         make_task({key: GOOD[key] for key in GOOD if key != "tests"})

@@ -97,18 +97,29 @@ class LocalEpisode:
                 os.dup2(joined[1], 4)
 
         started = time.monotonic_ns()
-        process = await asyncio.create_subprocess_exec(
-            *_bwrap(self.folder, cwd),
-            *argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=place,
-            close_fds=False,
-            env={},
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *_bwrap(self.folder, cwd),
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                preexec_fn=place,
+                close_fds=False,
+                env={},
+            )
         )
-        for descriptor in joined or ():
-            os.close(descriptor)
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            process = await starting
+            process.kill()
+            await process.wait()
+            process._transport.close()  # type: ignore[attr-defined]
+            raise
+        finally:
+            for descriptor in joined or ():
+                os.close(descriptor)
         kept = (bytearray(), bytearray())
         ended: list[str] = []
         assert process.stdin is not None

@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -137,7 +136,7 @@ def test_too_little_room_is_found_before_anything_is_written(tmp_path: Path) -> 
 
 def test_a_root_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot make|exists already"):
+    with pytest.raises(RunError, match="cannot make"):
         RunDirectory.create(tmp_path / "file" / "runs", RUN, {})
 
 
@@ -151,7 +150,7 @@ def test_a_manifest_cannot_claim_another_identity(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", [0, 2, "1", None])
 def test_a_directory_of_another_version_says_what_to_do(run: RunDirectory, layout: object) -> None:
     (run.path / "manifest.yaml").write_bytes(dump_manifest({**run.manifest, "layout": layout}))
-    with pytest.raises(RunError, match="layout .* is not the layout 1") as caught:
+    with pytest.raises(RunError, match="is not the layout 1 of this version") as caught:
         RunDirectory.open(run.path)
     assert caught.value.hint is not None
     assert "version" in caught.value.hint
@@ -325,12 +324,12 @@ def test_what_a_person_says_is_kept_as_text(run: RunDirectory) -> None:
     run.request_stop("\x1b[2J\u202eevil", "é" * 1000)
     stop = run.stop_requested()
     assert stop is not None
-    assert stop.reason == r"\x1b[2J\xe2\x80\xaeevil".replace("\\", "\\\\")
+    assert stop.reason == r"\x1b[2J\xe2\x80\xaeevil"
     assert len(stop.person or "") <= 2048
 
 
 @pytest.fixture(params=["empty", "text", "garbage", "link", "dangling", "directory", "fifo", "huge", "list"])
-def stop_file(request: pytest.FixtureRequest, run: RunDirectory, tmp_path: Path) -> Iterator[str]:
+def stop_file(request: pytest.FixtureRequest, run: RunDirectory, tmp_path: Path) -> str:
     path = run.path / "STOP"
     match request.param:
         case "empty":
@@ -352,7 +351,7 @@ def stop_file(request: pytest.FixtureRequest, run: RunDirectory, tmp_path: Path)
             path.write_bytes(b"x" * 1_000_000)
         case "list":
             path.write_bytes(b'{"reason": ["x"]}')
-    yield request.param
+    return str(request.param)
 
 
 def test_anything_called_stop_stops(run: RunDirectory, stop_file: str) -> None:

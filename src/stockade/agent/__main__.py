@@ -15,7 +15,9 @@ from stockade.agent._node import dumps, run_agent
 
 def main() -> int:
     """Run a node agent."""
-    parser = argparse.ArgumentParser(prog="stockade.agent", description="The node agent of a run; started by stockade.connect().")
+    parser = argparse.ArgumentParser(
+        prog="stockade.agent", description="The node agent of a run; started by stockade.connect()."
+    )
     parser.add_argument("--ready-fd", type=int, required=True)
     ready: int = parser.parse_args().ready_fd
     logging.basicConfig(level=logging.WARNING, format="stockade agent: %(message)s", stream=sys.stderr)

@@ -18,18 +18,17 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stockade import __version__
+from stockade._version import __version__
 from stockade.agent._owners import Owners
 from stockade.agent._service import NodeService
 from stockade.broker import bind, create_app, serving
 from stockade.egress import EgressPool
-from stockade.errors import NodeError, PolicyError, StockadeError, Stopped
+from stockade.errors import ConfigError, NodeError, PolicyError, StockadeError, Stopped
 from stockade.events import RUN_PRODUCER, ChainWriter, Context
 from stockade.ids import RUN_SCOPE, new_run_id, parse_run_id
 from stockade.policy import OperatorConfig, Policy, Trifecta, load_operator, load_policy, policy_digest, trifecta
@@ -38,6 +37,7 @@ from stockade.sandbox import BubblewrapBackend, Capabilities
 
 _log = logging.getLogger(__name__)
 STOP_POLL_S = 0.25
+SITE_OPERATOR_FILE = Path("/etc/stockade/operator.yaml")
 
 
 class AgentSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -64,7 +64,7 @@ class Node:
     async def serve(self) -> None:
         """Run from start to seal. Raises StockadeError before anything was written if it cannot start."""
         policy = load_policy(Path(self._spec.policy))
-        operator = load_operator(None if self._spec.operator is None else Path(self._spec.operator))
+        operator = load_operator(operator_file(self._spec.operator))
         verdict = trifecta(policy, today=dt.datetime.now(tz=dt.UTC).date())
         if verdict.refused:
             raise PolicyError(verdict.message, path=self._spec.policy, hint="see: stockade policy check")
@@ -75,7 +75,10 @@ class Node:
         try:
             capabilities = await backend.probe()
             if not capabilities.usable:
-                raise NodeError(f"no sandbox can be made here: {capabilities.missing}", hint=capabilities.hint or "see: stockade doctor")
+                raise NodeError(
+                    f"no sandbox can be made here: {capabilities.missing}",
+                    hint=capabilities.hint or "see: stockade doctor",
+                )
             manifest = _manifest(policy, operator, capabilities, self._spec)
             run = RunDirectory.create(Path(self._spec.runs), run_id, manifest)
             if run.stop_requested():
@@ -107,6 +110,10 @@ class Node:
             metadata=[f"{name}={value}" for name, value in sorted(self._spec.metadata.items())],
         )
         _record_exemptions(writer, operator, verdict)
+
+        def lost(rollout_id: str, why: str) -> None:
+            service.egress_lost(rollout_id, why)
+
         worker_uid = operator.uid_range.first if os.geteuid() == 0 else None
         service = NodeService(
             run=run,
@@ -118,8 +125,8 @@ class Node:
                 resolvers=operator.resolvers or system_resolvers(),
                 uid=worker_uid,
                 gid=worker_uid,
-                on_broken=lambda rollout_id, why: service.egress_lost(rollout_id, why),
-                on_fault=lambda rollout_id, why: service.egress_lost(rollout_id, why),
+                on_broken=lost,
+                on_fault=lost,
             ),
             max_live=self._spec.max_episodes,
         )
@@ -130,16 +137,17 @@ class Node:
             await self._serve(run, service, writer, state)
             await service.end()
             outcome = "stopped" if service.stopped else "ended"
-            writer.append("run.end", reason=self._reason, outcome=outcome, duration_ns=time.monotonic_ns() - started_ns, **service.totals)
+            totals: dict[str, Any] = dict(service.totals)
+            writer.append(
+                "run.end", reason=self._reason, outcome=outcome, duration_ns=time.monotonic_ns() - started_ns, **totals
+            )
             writer.seal()
         finally:
             await egress.aclose()
             os.close(record_fd)
 
     async def _serve(self, run: RunDirectory, service: NodeService, writer: ChainWriter, state: Path) -> None:
-        socket_dir = state / "sockets"
-        socket_dir.mkdir(mode=0o700, exist_ok=True)
-        path = socket_dir / f"{sha256(str(run.path).encode()).hexdigest()[:16]}.sock"
+        path = _socket_path(state)
         token = secrets.token_urlsafe(32)
         owners = Owners(self._owner_gone)
         loop = asyncio.get_running_loop()
@@ -193,6 +201,17 @@ class Node:
         writer.append("control.kill", severity=5, reason=reason, person=person, rollouts=ended, latency_ns=latency)
 
 
+def operator_file(given: str | None) -> Path | None:
+    """Return the operator's file: the site's if there is one, which nobody can replace by naming another."""
+    if SITE_OPERATOR_FILE.exists():
+        if given is not None and Path(given) != SITE_OPERATOR_FILE:
+            raise ConfigError(
+                f"this site has its own operator's file, {SITE_OPERATOR_FILE}", path=given, hint="leave --operator away"
+            )
+        return SITE_OPERATOR_FILE
+    return None if given is None else Path(given)
+
+
 def system_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
     """Return the name servers of this node (resolv.conf(5)); its search list is not taken over, on purpose."""
     with contextlib.suppress(OSError):
@@ -201,13 +220,26 @@ def system_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
     return ()
 
 
+def _socket_path(state: Path) -> Path:
+    """Return a fresh path for this agent's socket; those of agents that were killed are swept away."""
+    folder = state / "sockets"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for stale in folder.glob("*.sock"):
+        pid = stale.name.partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            stale.unlink(missing_ok=True)
+    return folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
+
+
 def _unsafe(operator: OperatorConfig) -> list[str]:
-    return [f"unsafe_allow_cidrs {entry.cidr}: {entry.reason}" for entry in operator.unsafe_allow_cidrs]
+    return [f"unsafe_allow_cidrs {entry.cidr}: {entry.reason}" for entry in operator.unsafe_allow]
 
 
 def _record_exemptions(writer: ChainWriter, operator: OperatorConfig, verdict: Trifecta) -> None:
-    for entry in operator.unsafe_allow_cidrs:
-        writer.append("operator.exemption", severity=3, what="unsafe_allow_cidrs", values=[str(entry.cidr)], reason=entry.reason)
+    for entry in operator.unsafe_allow:
+        writer.append(
+            "operator.exemption", severity=3, what="unsafe_allow_cidrs", values=[str(entry.cidr)], reason=entry.reason
+        )
     if verdict.waiver is not None:
         waiver = verdict.waiver
         writer.append(
@@ -224,7 +256,11 @@ def _manifest(policy: Policy, operator: OperatorConfig, capabilities: Capabiliti
     return {
         "policy_digest": policy_digest(policy),
         "policy": policy.model_dump(mode="json"),
-        "backend": {"name": capabilities.name, "version": capabilities.version, "interpreter": capabilities.interpreter},
+        "backend": {
+            "name": capabilities.name,
+            "version": capabilities.version,
+            "interpreter": capabilities.interpreter,
+        },
         "per_sandbox_uid": capabilities.per_sandbox_uid,
         "unsafe": _unsafe(operator),
         "versions": {"stockade": __version__, "kernel": os.uname().release},

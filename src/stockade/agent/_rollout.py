@@ -14,7 +14,7 @@ from stockade.errors import RecordError, StockadeError
 from stockade.events import ChainHead, ChainWriter, Context, EventVerdict, Producer, Trust, clip, clip_args
 from stockade.ids import RolloutId
 from stockade.policy import Policy
-from stockade.runs import Lifecycle, Stage
+from stockade.runs import Lifecycle
 from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox
 
 _HEAD_BYTES = 2048  # of each stream that a record shows; the rest is counted
@@ -54,7 +54,9 @@ class Rollout:
         if self.sandbox is not None:
             self.sandbox.end(Exit(ExitKind.NODE_FAULT, evidence=f"the record cannot be written: {error.message}"))
 
-    async def run(self, command: Command, *, timeout_s: float, pipes: tuple[int, int] | None, peer: str | None) -> ExecResult:
+    async def run(
+        self, command: Command, *, timeout_s: float, pipes: tuple[int, int] | None, peer: str | None
+    ) -> ExecResult:
         """Record a command, run it, record its end. Raises RecordError before anything ran."""
         self.commands += 1
         number = self.commands
@@ -120,7 +122,11 @@ class Rollout:
     async def record_changes(self) -> None:
         """Record which files of the workspace differ from what was put there."""
         after = await self.live_sandbox.snapshot()
-        changes = [(path, "added" if path not in self.baseline else "modified") for path in after if after[path] != self.baseline.get(path)]
+        changes = [
+            (path, "added" if path not in self.baseline else "modified")
+            for path in after
+            if after[path] != self.baseline.get(path)
+        ]
         changes += [(path, "removed") for path in self.baseline if path not in after]
         for path, change in sorted(changes)[:_MAX_CHANGES]:
             size, _, digest = after.get(path, "0:").partition(":")

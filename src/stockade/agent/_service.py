@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 
 from stockade.agent._owners import Owners
 from stockade.agent._rollout import Rollout, context_of
@@ -194,7 +194,9 @@ class NodeService:
         """Run a command, or two that are joined by pipes."""
         rollout = self._find(episode_id)
         if request.peer is None or request.peer_id is None:
-            return await self._guarded(rollout.run(request.command, timeout_s=request.timeout_s, pipes=None, peer=None)), None
+            return await self._guarded(
+                rollout.run(request.command, timeout_s=request.timeout_s, pipes=None, peer=None)
+            ), None
         peer = self._find(request.peer_id)
         if rollout is peer or rollout.request.role != "grading" or peer.request.role != "grading":
             # Two sandboxes that share a pipe share whatever one of them can reach.
@@ -204,7 +206,9 @@ class NodeService:
             first = rollout.run(
                 request.command, timeout_s=request.timeout_s, pipes=(from_peer[0], to_peer[1]), peer=peer.id
             )
-            second = peer.run(request.peer, timeout_s=request.timeout_s, pipes=(to_peer[0], from_peer[1]), peer=rollout.id)
+            second = peer.run(
+                request.peer, timeout_s=request.timeout_s, pipes=(to_peer[0], from_peer[1]), peer=rollout.id
+            )
             tasks = [asyncio.ensure_future(self._guarded(work)) for work in (first, second)]
             # After one turn of the loop both hold their own ends; ours must go, or no end of file is ever seen.
             try:
@@ -218,9 +222,9 @@ class NodeService:
                 raise
         return results[0], results[1]
 
-    async def _guarded(self, work: object) -> ExecResult:
+    async def _guarded(self, work: Awaitable[ExecResult]) -> ExecResult:
         try:
-            return await work  # type: ignore[misc]  # a coroutine of Rollout.run
+            return await work
         except RecordError as error:
             raise Refusal(Code.BACKEND_ERROR, "the record cannot be written; the rollout was ended") from error
         except ValueError as error:
@@ -279,7 +283,7 @@ class NodeService:
             self._seal(rollout, exit_, counts)
         except RecordError as error:
             _log.error("the record of %s is not sealed: %s", rollout.id, error.message)
-        except Exception:
+        except Exception:  # noqa: BLE001 - its record stays unsealed, which verification names
             _log.exception("while closing %s", rollout.id)
         finally:
             self._rollouts.pop(rollout.id, None)
@@ -312,8 +316,8 @@ class NodeService:
                 rollout.sandbox.end(exit_)  # at once; the record follows
                 self._spawn(self._finish(rollout, exit_))
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[object] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[object, object, object]) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -167,10 +167,11 @@ def check_exec(body: ExecBody) -> ExecRequest:
     if ext.argv is None:
         if not body.command:
             raise Refusal(Code.INVALID_REQUEST, "command is empty", status=422)
-        argv, via = ("/bin/sh", "-c", body.command), "shell"
+        words: tuple[str, ...] = ("/bin/sh", "-c", body.command)
+        via = "shell"
     else:
-        argv, via = tuple(ext.argv), "argv"
-    command = _command(argv, body.cwd, body.env, ext.stdin_b64, via)
+        words, via = tuple(ext.argv), "argv"
+    command = _command(words, body.cwd, body.env, ext.stdin_b64, via)
     if ext.peer is None:
         return ExecRequest(command, min(timeout_s, MAX_EXEC_S))
     peer: PeerBody = ext.peer

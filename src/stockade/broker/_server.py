@@ -73,7 +73,7 @@ async def serving(app: Starlette, sock: socket.socket) -> AsyncIterator[None]:
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]  # the agent has its own
     task = asyncio.create_task(server.serve(sockets=[sock]), name="broker")
     try:
-        while not server.started and not task.done():
+        while not server.started and not task.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
         yield
     finally:

@@ -21,7 +21,7 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Base of all requests."""
 
 
-class Resources(Strict):
+class Resources(Strict, frozen=True):
     """What a client asks for; refused above the policy's limits, never granted beyond them."""
 
     cpu: float | None = None
@@ -31,7 +31,7 @@ class Resources(Strict):
     gpu_type: str | None = None
 
 
-class CreateExt(Strict):
+class CreateExt(Strict, frozen=True):
     """Whose attempt this is: it goes to the record of the episode, on every line."""
 
     role: Role = "rollout"
@@ -41,7 +41,7 @@ class CreateExt(Strict):
     attempt: int | None = None
 
 
-class CreateBody(Strict):
+class CreateBody(Strict, frozen=True):
     """``POST /episodes``; times in seconds."""
 
     image: str
@@ -57,7 +57,7 @@ class CreateBody(Strict):
     ext: CreateExt = CreateExt()
 
 
-class PeerBody(Strict):
+class PeerBody(Strict, frozen=True):
     """The other command of a pair, in another grading episode (see docs/adr/0003)."""
 
     episode_id: str
@@ -67,7 +67,7 @@ class PeerBody(Strict):
     stdin_b64: str = ""
 
 
-class ExecExt(Strict):
+class ExecExt(Strict, frozen=True):
     """``argv`` replaces ``command`` and its shell."""
 
     argv: list[str] | None = None
@@ -75,7 +75,7 @@ class ExecExt(Strict):
     peer: PeerBody | None = None
 
 
-class ExecBody(Strict):
+class ExecBody(Strict, frozen=True):
     """``POST /episodes/{id}/exec``."""
 
     command: str = ""
@@ -86,14 +86,14 @@ class ExecBody(Strict):
     ext: ExecExt = ExecExt()
 
 
-class FileBody(Strict):
+class FileBody(Strict, frozen=True):
     """``PUT /episodes/{id}/files``."""
 
     path: str
     content_b64: str
 
 
-class DirBody(Strict):
+class DirBody(Strict, frozen=True):
     """``PUT /episodes/{id}/dirs``: a gzipped tar whose members are relative to ``path``."""
 
     path: str

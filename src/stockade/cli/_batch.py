@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stockade.cli._closing import close_run
 from stockade.cli._output import emit, err, out, reporting, table
 from stockade.cli._run import Json, Operator, Policy, RunId, Runs
 
@@ -21,13 +22,20 @@ if TYPE_CHECKING:
 
 def batch(
     tasks: Annotated[Path, typer.Argument(help="The task file (docs/tasks.md).")],
+    *,
     policy: Policy,
-    parallel: Annotated[int, typer.Option("--parallel", "-n", min=1, max=256, help="Tasks at a time.")] = 0,
-    results: Annotated[Path | None, typer.Option("--results", help="Where results go; default: TASKS.results.jsonl.")] = None,
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", "-n", min=1, max=256, help="Tasks at a time; default: one a CPU.")
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Where results go; default: TASKS.results.jsonl.")
+    ] = None,
     runs: Runs = Path("runs"),
     run_id: RunId = None,
     operator: Operator = None,
-    expect: Annotated[str | None, typer.Option("--expect", help="Exit with 1 unless every verdict is this one.")] = None,
+    expect: Annotated[
+        str | None, typer.Option("--expect", help="Exit with 1 unless every verdict is this one.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Run and grade every task; a rerun with the same results file goes on with what is missing."""
@@ -42,7 +50,7 @@ def batch(
             done, directory = asyncio.run(_batch(loaded, log, policy, width, runs, run_id, operator, quiet=json_))
             samples = [log.samples[task.task_id] for task in loaded if task.task_id in log.samples]
         counts = Counter(sample.verdict.value for sample in samples)
-        summary = _close(directory)
+        summary = close_run(directory)
     if json_:
         emit(
             {
@@ -57,8 +65,14 @@ def batch(
         )
     else:
         rows = [(verdict.value, counts[verdict.value]) for verdict in Verdict]
-        table(f"{len(samples)} of {len(loaded)} tasks, {done.resumed} of them from an earlier run", ("verdict", "tasks"), rows)
-        out.print(f"results {log.path}\nrecord  {directory} ({summary['record']})\nreport  {summary['report']}", markup=False)
+        table(
+            f"{len(samples)} of {len(loaded)} tasks, {done.resumed} of them from an earlier run",
+            ("verdict", "tasks"),
+            rows,
+        )
+        out.print(
+            f"results {log.path}\nrecord  {directory} ({summary['record']})\nreport  {summary['report']}", markup=False
+        )
     unexpected = [sample for sample in samples if wanted is not None and sample.verdict is not wanted]
     for sample in unexpected[:20]:
         err.print(f"{sample.task_id}: {sample.verdict.value}: {sample.evidence}", markup=False)
@@ -73,7 +87,9 @@ def _verdict(name: str) -> object:
     try:
         return Verdict(name)
     except ValueError as error:
-        raise StockadeError(f"no such verdict: {name!r}", hint=f"there are: {', '.join(item.value for item in Verdict)}") from error
+        raise StockadeError(
+            f"no such verdict: {name!r}", hint=f"there are: {', '.join(item.value for item in Verdict)}"
+        ) from error
 
 
 async def _batch(
@@ -93,7 +109,13 @@ async def _batch(
     from stockade.rewards import run_batch
 
     done = log.finished(tasks)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[seen]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[seen]}"),
+    )
     async with connect(policy, runs=runs, run_id=run_id, operator=operator) as run:
         with Progress(*columns, console=err, disable=quiet or not sys.stderr.isatty()) as bar:
             shown = bar.add_task("rollouts", total=len(tasks), completed=len(done), seen="")
@@ -107,14 +129,3 @@ async def _batch(
             result = await run_batch(run.client, tasks, parallel=parallel, on_result=take, resume=done)
         directory = run.directory
     return result, directory
-
-
-def _close(directory: Path) -> dict[str, str]:
-    """After the agent has sealed the record: verify it and write the report."""
-    from stockade.events import verify_run
-    from stockade.runs import write_report
-
-    verified = verify_run(directory)
-    report = write_report(directory)
-    state = "verified, " if verified.ok else f"{len(verified.problems)} problems, "
-    return {"record": state + ("witnessed" if verified.witnessed else "unwitnessed"), "report": str(report.html)}

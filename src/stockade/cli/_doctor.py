@@ -17,7 +17,11 @@ def doctor(*, json_: Annotated[bool, typer.Option("--json", help="Print one JSON
     if json_:
         emit({"ready": report.ready, "findings": [item.to_json() for item in report.findings]})
     else:
-        table("this node", ("part", "state", "found"), [(item.name, item.status.value, item.detail) for item in report.findings])
+        table(
+            "this node",
+            ("part", "state", "found"),
+            [(item.name, item.status.value, item.detail) for item in report.findings],
+        )
         asks = [(item.name, item.ask) for item in report.findings if item.ask and item.status.value != "ok"]
         if asks:
             table("what to ask the operators for", ("part", "ask"), asks)

@@ -41,3 +41,11 @@ def write_tree(root: Path, files: Mapping[str, bytes]) -> None:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with open(fd, "wb") as file:
             file.write(data)
+
+
+def make_fresh(path: Path) -> None:
+    """Make a new directory; what collected files are written into must hold nothing before."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError("exists already", path=path, hint="name a directory that does not exist") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stockade.cli import _batch, _doctor, _policy, _record, _run, _tasks, _train
+from stockade.cli import _batch, _closing, _doctor, _policy, _record, _run, _tasks, _train
 
 app = typer.Typer(
     name="stockade",
@@ -17,9 +17,9 @@ app = typer.Typer(
 )
 
 
-def _version(value: bool) -> None:
+def _version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
     if value:
-        from stockade import __version__
+        from stockade._version import __version__
 
         typer.echo(f"stockade {__version__}")
         raise typer.Exit
@@ -27,7 +27,10 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -37,6 +40,7 @@ app.command()(_batch.batch)
 app.command()(_train.train)
 app.command()(_doctor.doctor)
 app.command()(_record.events)
+app.command()(_closing.report)
 app.command()(_record.stop)
 app.add_typer(_policy.app, name="policy")
 app.add_typer(_record.app, name="record")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from stockade.cli._output import emit, err, out, reporting, table
+from stockade.cli._output import emit, err, out, printable, reporting, table
 
 app = typer.Typer(help="Read and check policies.", no_args_is_help=True)
 
@@ -17,6 +18,7 @@ app = typer.Typer(help="Read and check policies.", no_args_is_help=True)
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The policy to check.")],
+    *,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the effective rules and the trifecta; refuse a policy that joins all three legs without a waiver."""
@@ -24,9 +26,13 @@ def check(
 
     with reporting(as_json=json_):
         policy = load_policy(file)
-        verdict = trifecta(policy, today=datetime.datetime.now(tz=datetime.UTC).date())
+        verdict = trifecta(policy, today=dt.datetime.now(tz=dt.UTC).date())
         rows = explain(policy)
-    legs = {"private data": verdict.private, "untrusted content": verdict.untrusted, "external communication": verdict.external}
+    legs = {
+        "private data": verdict.private,
+        "untrusted content": verdict.untrusted,
+        "external communication": verdict.external,
+    }
     if json_:
         emit(
             {
@@ -60,11 +66,19 @@ def check(
         table(
             "trifecta",
             ("leg", "held by"),
-            [(name, "; ".join(f"line {held.line}: {held.why}" if held.line else held.why for held in legs[name]) or "not held") for name in legs],
+            [
+                (
+                    name,
+                    "; ".join(f"line {held.line}: {held.why}" if held.line else held.why for held in legs[name])
+                    or "not held",
+                )
+                for name in legs
+            ],
         )
     if verdict.refused:
         if not json_:
-            err.print("[bold red]refused:[/] all three legs of the trifecta are held; remove one, or add a waiver that names a person, a reason and a date")
+            err.print(f"[bold red]{escape(printable(verdict.message))}[/]")
+            err.print("remove one leg, or add a waiver that names a person, a reason and a date")
         raise typer.Exit(2)
     if not json_:
-        out.print("[green]ok[/]" if verdict.waiver is None else f"[yellow]ok, by the waiver of {verdict.waiver.person} until {verdict.waiver.expires}[/]")
+        out.print(f"[{'green' if verdict.waiver is None else 'yellow'}]{escape(printable(verdict.message))}[/]")

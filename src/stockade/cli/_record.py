@@ -24,14 +24,12 @@ _CONFIRM_S = 10.0
 
 def find_run(run: str, runs: Path) -> Path:
     """Return the directory of ``run``, given as a path or as an ID."""
-    for candidate in (Path(run), runs / run):
-        if (candidate / "manifest.yaml").is_file():
-            return candidate
-    fail(f"no run {run!r} here or in {runs}", hint="name the run's directory, or give --runs")
+    found = next((path for path in (Path(run), runs / run) if (path / "manifest.yaml").is_file()), None)
+    return found or fail(f"no run {run!r} here or in {runs}", hint="name the run's directory, or give --runs")
 
 
 @app.command()
-def verify(run: RunDir, runs: Runs = Path("runs"), json_: Json = False) -> None:
+def verify(run: RunDir, *, runs: Runs = Path("runs"), json_: Json = False) -> None:
     """Check every chain of a run: any edit, gap or truncation is named by file and line."""
     from stockade.events import verify_run
 
@@ -40,7 +38,9 @@ def verify(run: RunDir, runs: Runs = Path("runs"), json_: Json = False) -> None:
     problems = [{"file": str(problem.file), "line": problem.line, "what": problem.what} for problem in report.problems]
     witness = "witnessed" if report.witnessed else "unwitnessed"
     if json_:
-        emit({"ok": report.ok, "files": report.files, "events": report.events, "witness": witness, "problems": problems})
+        emit(
+            {"ok": report.ok, "files": report.files, "events": report.events, "witness": witness, "problems": problems}
+        )
     else:
         for problem in problems:
             out.print(f"{problem['file']}:{problem['line']}: {printable(str(problem['what']))}", markup=False)
@@ -51,6 +51,7 @@ def verify(run: RunDir, runs: Runs = Path("runs"), json_: Json = False) -> None:
 
 def events(
     run: RunDir,
+    *,
     runs: Runs = Path("runs"),
     rollout: Annotated[str | None, typer.Option("--rollout", help="Only this rollout.")] = None,
     kind: Annotated[list[str] | None, typer.Option("--kind", help="Only this kind; may be repeated.")] = None,
@@ -64,7 +65,9 @@ def events(
     if unknown:
         fail(f"no such kind: {', '.join(unknown)}", hint=f"kinds: {', '.join(sorted(KINDS))}")
     with reporting(as_json=json_):
-        for event in iter_events(find_run(run, runs), rollout=rollout, kinds=set(kind) if kind else None, follow=follow):
+        for event in iter_events(
+            find_run(run, runs), rollout=rollout, kinds=set(kind) if kind else None, follow=follow
+        ):
             if json_:
                 sys.stdout.write(json.dumps(event) + "\n")
                 sys.stdout.flush()
@@ -72,19 +75,27 @@ def events(
                 out.print(_line(event), markup=False)
 
 
-_ENVELOPE = frozenset("v id time observed run_id rollout_id seq producer trust policy_digest kind severity verdict prev hash".split())
+_ENVELOPE = frozenset(
+    (
+        *("v", "id", "time", "observed", "run_id", "rollout_id", "seq", "producer"),
+        *("trust", "policy_digest", "kind", "severity", "verdict", "prev", "hash"),
+    )
+)
 
 
 def _line(event: Mapping[str, object]) -> str:
     at = int(str(event["time"])) / 1e9
     clock = time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03d}"
-    rest = " ".join(f"{name}={value}" for name, value in event.items() if name not in _ENVELOPE and value not in (None, "", []))
+    rest = " ".join(
+        f"{name}={value}" for name, value in event.items() if name not in _ENVELOPE and value not in (None, "", [])
+    )
     verdict = "" if event["verdict"] == "observed" else f" {str(event['verdict']).upper()}"
     return printable(f"{clock} {event['rollout_id']} {event['kind']}{verdict} {rest}")
 
 
 def stop(
     run: Annotated[str | None, typer.Argument(help="The run's directory or ID.")] = None,
+    *,
     all_: Annotated[bool, typer.Option("--all", help="Stop every run below --runs.")] = False,
     runs: Runs = Path("runs"),
     reason: Annotated[str, typer.Option("--reason", help="Why; kept in the record.")] = "stopped by hand",
@@ -94,7 +105,11 @@ def stop(
     if (run is None) == (not all_):
         fail("name one run, or give --all")
     with reporting(as_json=json_):
-        targets = [found for found in sorted(runs.glob("*")) if (found / "manifest.yaml").is_file()] if all_ else [find_run(run or "", runs)]
+        targets = (
+            [found for found in sorted(runs.glob("*")) if (found / "manifest.yaml").is_file()]
+            if all_
+            else [find_run(run or "", runs)]
+        )
         results = [_stop_one(target, reason) for target in targets]
     if json_:
         emit(results)

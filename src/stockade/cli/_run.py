@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stockade.cli._output import OWN_ERROR, emit, err, fail, reporting
+from stockade.cli._files import make_fresh, read_tree, write_tree
+from stockade.cli._output import OWN_ERROR, emit, err, reporting
+from stockade.client import Run, RunOptions
+from stockade.errors import ConfigError
 
 Policy = Annotated[Path, typer.Option("--policy", "-p", help="The policy to run under.")]
 Runs = Annotated[Path, typer.Option("--runs", help="Directory that holds the runs.")]
@@ -19,8 +23,22 @@ Operator = Annotated[Path | None, typer.Option("--operator", help="The operator'
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """One command and how to run it."""
+
+    command: list[str]
+    options: RunOptions
+    put: Path | None
+    get: Path | None
+    env: dict[str, str]
+    timeout_s: float | None
+    stdin: bytes
+
+
 def run(
     command: Annotated[list[str], typer.Argument(help="The command, after --.")],
+    *,
     policy: Policy,
     runs: Runs = Path("runs"),
     run_id: RunId = None,
@@ -28,75 +46,70 @@ def run(
     put: Annotated[Path | None, typer.Option("--put", help="Copy this directory into /workspace first.")] = None,
     get: Annotated[Path | None, typer.Option("--get", help="Collect /workspace into this new directory.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the command.")] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds for the command.")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0.001, help="Seconds for the command.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass standard input on.")] = False,
     json_: Json = False,
 ) -> None:
     """Run COMMAND in a sandbox of its own and exit with its code; 125 is an error of stockade itself."""
     with reporting(code=OWN_ERROR, as_json=json_):
-        variables = {}
-        for item in env or []:
-            name, equals, value = item.partition("=")
-            if not equals or not name:
-                fail(f"--env {item!r}: not NAME=VALUE", code=OWN_ERROR)
-            variables[name] = value
-        given = sys.stdin.buffer.read() if stdin else b""
-        code = asyncio.run(_run(command, policy, runs, run_id, operator, put, get, variables, timeout, given, json_))
+        wish = _Wish(
+            command,
+            RunOptions(policy=policy, runs=runs, run_id=run_id, operator=operator),
+            put,
+            get,
+            _variables(env or []),
+            timeout,
+            sys.stdin.buffer.read() if stdin else b"",
+        )
+        code, shown = asyncio.run(_run(wish))
+    if json_:
+        emit(shown)
+    else:
+        for stream, name in ((sys.stdout, "stdout_b64"), (sys.stderr, "stderr_b64")):
+            stream.buffer.write(base64.b64decode(str(shown[name])))
+            stream.flush()
     raise typer.Exit(code)
 
 
-async def _run(
-    command: list[str],
-    policy: Path,
-    runs: Path,
-    run_id: str | None,
-    operator: Path | None,
-    put: Path | None,
-    get: Path | None,
-    env: dict[str, str],
-    timeout_s: float | None,
-    stdin: bytes,
-    as_json: bool,
-) -> int:
-    from stockade.cli._files import read_tree, write_tree
-    from stockade.client import connect
+def _variables(items: list[str]) -> dict[str, str]:
+    table = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{item!r} is not NAME=VALUE", key="--env")
+        table[name] = value
+    return table
 
-    files = {} if put is None else read_tree(put)
-    if get is not None:
-        get.mkdir(parents=True, exist_ok=False)
-    async with connect(policy, runs=runs, run_id=run_id, operator=operator) as open_run:
+
+async def _run(wish: _Wish) -> tuple[int, dict[str, object]]:
+    files = {} if wish.put is None else read_tree(wish.put)
+    if wish.get is not None:
+        make_fresh(wish.get)
+    async with Run(wish.options) as open_run:
         async with open_run.rollout(task_id="run") as rollout:
             if files:
                 await rollout.put_dir("/workspace", files)
-            reply = await rollout.exec(command, env=env, stdin=stdin, timeout_s=timeout_s)
-            if get is not None:
+            reply = await rollout.exec(wish.command, env=wish.env, stdin=wish.stdin, timeout_s=wish.timeout_s)
+            if wish.get is not None:
                 found = await rollout.get_dir("/workspace")
-                write_tree(get, found.files)
+                write_tree(wish.get, found.files)
                 for skipped in found.skipped:
                     err.print(f"not collected: {skipped.path!r}: {skipped.reason}", markup=False)
         directory = open_run.directory
-    if as_json:
-        emit(
-            {
-                "run_id": open_run.run_id,
-                "run_dir": str(directory),
-                "rollout_id": rollout.id,
-                "return_code": reply.return_code,
-                "exit": reply.exit,
-                "fault": reply.fault,
-                "evidence": reply.evidence,
-                "stdout_b64": base64.b64encode(reply.stdout).decode(),
-                "stderr_b64": base64.b64encode(reply.stderr).decode(),
-                "truncated": {"stdout": reply.truncated_stdout, "stderr": reply.truncated_stderr},
-                "wall_ns": reply.usage.wall_ns,
-                "cpu_ns": reply.usage.cpu_ns,
-            }
-        )
-    else:
-        sys.stdout.buffer.write(reply.stdout)
-        sys.stdout.flush()
-        sys.stderr.buffer.write(reply.stderr)
-        sys.stderr.flush()
-        if reply.exit not in ("exited", "signaled"):
-            err.print(f"stockade: {reply.exit}: {reply.evidence}", markup=False)
-    return OWN_ERROR if reply.fault == "infrastructure" else reply.return_code
+    if reply.exit not in ("exited", "signaled", "not_started"):
+        err.print(f"stockade: {reply.exit}: {reply.evidence}", markup=False)
+    shown: dict[str, object] = {
+        "run_id": open_run.run_id,
+        "run_dir": str(directory),
+        "rollout_id": rollout.id,
+        "return_code": reply.return_code,
+        "exit": reply.exit,
+        "fault": reply.fault,
+        "evidence": reply.evidence,
+        "stdout_b64": base64.b64encode(reply.stdout).decode(),
+        "stderr_b64": base64.b64encode(reply.stderr).decode(),
+        "truncated": {"stdout": reply.truncated_stdout, "stderr": reply.truncated_stderr},
+        "wall_ns": reply.usage.wall_ns,
+        "cpu_ns": reply.usage.cpu_ns,
+    }
+    return OWN_ERROR if reply.fault == "infrastructure" else reply.return_code, shown

@@ -21,7 +21,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @app.command()
 def humaneval(
     to: Annotated[Path, typer.Option("--out", "-o", help="The file to write; must not exist.")],
-    candidate: Annotated[list[str] | None, typer.Option("--candidate", help="reference, or a cheat; may be repeated.")] = None,
+    *,
+    candidate: Annotated[
+        list[str] | None, typer.Option("--candidate", help="reference, or a cheat; may be repeated.")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first problems.")] = None,
     json_: Json = False,
 ) -> None:
@@ -31,9 +34,20 @@ def humaneval(
     names = candidate or ["reference"]
     unknown = sorted(set(names) - {item.value for item in Candidate})
     if unknown:
-        fail(f"no such candidate: {', '.join(unknown)}", hint=f"there are: {', '.join(item.value for item in Candidate)}", as_json=json_)
+        fail(
+            f"no such candidate: {', '.join(unknown)}",
+            hint=f"there are: {', '.join(item.value for item in Candidate)}",
+            as_json=json_,
+        )
     with reporting(as_json=json_):
-        count = _write(to, (task for name in names for task in _named(name, limit, tag=len(names) > 1, tasks=humaneval_tasks(Candidate(name)))))
+        count = _write(
+            to,
+            (
+                task
+                for name in names
+                for task in _named(name, limit, tag=len(names) > 1, tasks=humaneval_tasks(Candidate(name)))
+            ),
+        )
     if json_:
         emit({"file": str(to), "tasks": count})
     else:
@@ -63,6 +77,7 @@ def _write(to: Path, tasks: Iterable[Task]) -> int:
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The task file.")],
+    *,
     json_: Json = False,
 ) -> None:
     """Read a task file as strictly as ``batch`` does and run nothing."""

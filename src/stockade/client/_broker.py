@@ -115,13 +115,17 @@ class BrokerClient:
         socket, token = os.environ.get(SOCKET_VARIABLE), os.environ.get(TOKEN_VARIABLE)
         if not socket or not token:
             missing = SOCKET_VARIABLE if not socket else TOKEN_VARIABLE
-            raise AgentGone(f"{missing} is not set", hint="start this through stockade train, or use stockade.connect()")
+            raise AgentGone(
+                f"{missing} is not set", hint="start this through stockade train, or use stockade.connect()"
+            )
         return cls(socket, token)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -129,7 +133,13 @@ class BrokerClient:
         await self._http.aclose()
 
     async def request(
-        self, method: str, route: str, body: object = None, *, timeout_s: float = _GRACE_S, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        route: str,
+        body: object = None,
+        *,
+        timeout_s: float = _GRACE_S,
+        query: Mapping[str, str] | None = None,
     ) -> Any:
         """Send one request; returns the parsed answer. Raises BrokerError, AgentGone."""
         content = None if body is None else json.dumps(body).encode()
@@ -137,7 +147,9 @@ class BrokerClient:
             answer = await self._http.request(method, route, content=content, params=query, timeout=timeout_s)
         except (httpx.TransportError, OSError) as error:
             hint = "it ended, or the run was closed; start the run again"
-            raise AgentGone(f"the node agent at {self.socket} does not answer: {error or type(error).__name__}", hint=hint) from error
+            raise AgentGone(
+                f"the node agent at {self.socket} does not answer: {str(error) or type(error).__name__}", hint=hint
+            ) from error
         if answer.status_code == 204:
             return None
         try:
@@ -189,7 +201,9 @@ class Episode:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with contextlib.suppress(BrokerError):  # the agent ends what it cannot be asked to end
             await self.close()
 
@@ -306,4 +320,3 @@ def _unpack(archive: bytes) -> dict[str, bytes]:
             if content is not None:
                 files[member.name] = content.read()
     return files
-

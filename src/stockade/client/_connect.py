@@ -91,37 +91,45 @@ class Run:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def start(self) -> None:
         """Start the agent and wait until it serves. Raises the agent's own error if it cannot."""
+        spec_read, spec_write = os.pipe()
         read, write = os.pipe()
         try:
+            _write_all(spec_write, json.dumps(self._options.spec()).encode())  # far below what a pipe holds
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "stockade.agent", "--ready-fd", str(write)),
-                stdin=asyncio.subprocess.PIPE,
+                stdin=spec_read,
                 pass_fds=(write,),
                 start_new_session=True,  # Ctrl-C reaches the agent through close(), after the rollouts
             )
         finally:
+            os.close(spec_read)
             os.close(write)
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(self._options.spec()).encode())
-        self._process.stdin.close()
         try:
             said = await asyncio.wait_for(asyncio.to_thread(_read_all, read), _START_S)
         except TimeoutError as error:
             self._process.kill()
-            raise AgentGone(f"the node agent did not start within {_START_S:g} s", hint="see: stockade doctor") from error
+            raise AgentGone(
+                f"the node agent did not start within {_START_S:g} s", hint="see: stockade doctor"
+            ) from error
         if not said:
             await self._process.wait()
-            raise AgentGone("the node agent ended before it served", hint="its message stands above; see: stockade doctor")
+            raise AgentGone(
+                "the node agent ended before it served", hint="its message stands above; see: stockade doctor"
+            )
         self._told = json.loads(said)
         if "error" in self._told:
             await self._process.wait()
             raise _rebuilt(self._told)
-        self._client = BrokerClient(self.environment["STOCKADE_BROKER_SOCKET"], self.environment["STOCKADE_BROKER_TOKEN"])
+        self._client = BrokerClient(
+            self.environment["STOCKADE_BROKER_SOCKET"], self.environment["STOCKADE_BROKER_TOKEN"]
+        )
 
     async def close(self) -> None:
         """End every rollout, seal the record, wait for the agent; idempotent."""
@@ -138,7 +146,9 @@ class Run:
         except TimeoutError as error:
             process.kill()
             await process.wait()
-            raise AgentGone(f"the node agent did not end within {_SEAL_S:g} s", hint="the record is not sealed") from error
+            raise AgentGone(
+                f"the node agent did not end within {_SEAL_S:g} s", hint="the record is not sealed"
+            ) from error
 
     def rollout(
         self,
@@ -178,9 +188,11 @@ class _Opening:
         self._episode = await self._run.client.create(**self._wish)
         return self._episode
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._episode is not None
-        await self._episode.__aexit__(kind, error, trace)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._episode is not None:
+            await self._episode.__aexit__(kind, error, trace)
 
 
 def connect(
@@ -201,6 +213,11 @@ def connect(
             max_episodes=max_episodes,
         )
     )
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    with open(fd, "wb") as file:
+        file.write(data)
 
 
 def _read_all(fd: int) -> bytes:

@@ -56,7 +56,9 @@ class SyncRollout:
         self._episode = self._loop.wait(self._run.client.create(**self._wish))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._loop.wait(self.episode.__aexit__(kind, error, trace))
 
     @property
@@ -112,12 +114,20 @@ class SyncRun:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._loop is not None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        loop = self._open_loop()
         try:
-            self._loop.wait(self._run.close())
+            loop.wait(self._run.close())
         finally:
-            self._loop.stop()
+            loop.stop()
+            self._loop = None
+
+    def _open_loop(self) -> _Loop:
+        if self._loop is None:
+            raise RuntimeError("the run is not open; use it in a with block")
+        return self._loop
 
     @property
     def run_id(self) -> str:
@@ -131,8 +141,7 @@ class SyncRun:
 
     def rollout(self, **wish: Any) -> SyncRollout:
         """Return a context manager; the options are those of :meth:`Run.rollout`."""
-        assert self._loop is not None
-        return SyncRollout(self._loop, self._run, wish)
+        return SyncRollout(self._open_loop(), self._run, wish)
 
 
 def connect_sync(policy: str | Path, **options: Any) -> SyncRun:

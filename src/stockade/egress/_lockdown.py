@@ -6,6 +6,7 @@ flag and the parent-death signal (prctl(2)); the file system goes last, once eve
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import os
 import resource
@@ -27,6 +28,8 @@ _FS_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """How many ``LANDLOCK_ACCESS_FS_*`` bits each ABI knows (landlock(7)); later ABIs added none up to 7."""
 _SCOPE_ABSTRACT_UNIX_AND_SIGNAL = 0b11
 _SCOPE_ABI = 6
+
+_CODECS = ("ascii", "latin-1", "utf-8", "unicode_escape", "idna", "punycode")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -101,6 +104,12 @@ def lock_down() -> str:
     finally:
         os.close(ruleset)
     return f"abi-{abi}" if done == 0 else "unenforced"
+
+
+def preload_codecs() -> None:
+    """Load the codecs that this process may come to need: Python imports each on first use, from a file."""
+    for name in _CODECS:
+        codecs.lookup(name)
 
 
 def forget_paths() -> None:

@@ -129,6 +129,7 @@ class Worker:
         _lockdown.drop_privileges(_id(message, "uid"), _id(message, "gid"))
         _lockdown.harden_process()
         preload()
+        _lockdown.preload_codecs()
         landlock = _lockdown.lock_down()
         _lockdown.forget_paths()
         self._configured = True

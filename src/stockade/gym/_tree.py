@@ -6,9 +6,7 @@ mini-swe-agent #787). So a rollout gets one tree, written out file by file; no `
 
 from __future__ import annotations
 
-import io
 import subprocess
-import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -17,17 +15,16 @@ import msgspec
 from stockade.errors import TaskError
 
 _GIT_TIMEOUT_S: Final = 120
-# A repository's own configuration could name programs for git to run.
-_GIT: Final = (
-    "git",
-    "-c",
-    "core.fsmonitor=false",
-    "-c",
-    "core.hooksPath=/dev/null",
-    "-c",
-    "core.attributesFile=/dev/null",
-)
-_ENV: Final = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
+_ENV: Final = {
+    "PATH": "/usr/bin:/bin:/usr/local/bin",
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    # What the commit itself says, from this repository alone.
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+}
+_REGULAR: Final = frozenset({b"100644", b"100755"})
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,37 +35,43 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export_tree(repository: str | Path, revision: str = "HEAD") -> Tree:
-    """Read the files of one commit of a git repository, without history.
+    """Read the files of one commit of a git repository, as they are stored, without history.
 
-    Raises :class:`TaskError` when git is missing or the revision is not a commit of the repository.
+    Only plumbing that reads objects is used: ``git archive`` or a checkout would start the filter programs that
+    the repository's own configuration and ``.gitattributes`` name. Raises :class:`TaskError` when git is missing
+    or ``revision`` is not a commit of the repository.
     """
     repository = Path(repository)
-    commit = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    archive = _git(repository, "archive", "--format=tar", commit.decode("ascii").strip())
-    files: dict[str, bytes] = {}
+    name = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+    commit = _git(repository, *name).decode("ascii").strip()
+    wanted: list[tuple[str, bytes]] = []
     skipped: list[str] = []
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
-        for member in tar:
-            if member.isdir():
-                continue
-            source = tar.extractfile(member) if member.isreg() else None
-            if source is None or _is_git_name(member.name):
-                skipped.append(member.name)
-            else:
-                files[member.name] = source.read()
+    for entry in _git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
+        about, _, raw = entry.partition(b"\t")
+        mode, _, digest = about.split(b" ")
+        path = raw.decode("utf-8", "surrogateescape")
+        if mode not in _REGULAR or any(part.lower() == ".git" for part in PurePosixPath(path).parts):
+            skipped.append(path)
+        else:
+            wanted.append((path, digest))
+    contents = _git(repository, "cat-file", "--batch", stdin=b"".join(digest + b"\n" for _, digest in wanted))
+    files: dict[str, bytes] = {}
+    at = 0
+    for path, digest in wanted:
+        start = contents.index(b"\n", at) + 1
+        found, kind, size = contents[at : start - 1].split(b" ")
+        if (found, kind) != (digest, b"blob"):
+            raise TaskError(f"git lacks the content of {path!r}", path=repository, hint="use a complete clone")
+        files[path] = contents[start : start + int(size)]
+        at = start + int(size) + 1
     return Tree(files=files, skipped=tuple(skipped))
 
 
-def _is_git_name(name: str) -> bool:
-    return any(part.lower() == ".git" for part in PurePosixPath(name).parts)
-
-
-def _git(repository: Path, *arguments: str) -> bytes:
-    command = [*_GIT, "-c", f"safe.directory={repository.resolve()}", "-C", str(repository), *arguments]
+def _git(repository: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    # Naming the folder safe is right here: nothing of its configuration that names a program is reached.
+    command = ["git", "-c", f"safe.directory={repository.resolve()}", "-C", str(repository), *arguments]
     try:
-        done = subprocess.run(
-            command, env=_ENV, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, env=_ENV, input=stdin, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
     except FileNotFoundError as error:
         raise TaskError("git is not installed", path=repository, hint="install git") from error
     except subprocess.TimeoutExpired as error:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from stockade.runs._admission import Admitted, Ask, Held, RunState, admit
 from stockade.runs._layout import LAYOUT_VERSION, RunDirectory, StopRequest, runs_in
 from stockade.runs._lifecycle import MOVES, WIRE_STATUS, Lifecycle, Stage
+from stockade.runs._report import ReportFiles, Section, write_report
 from stockade.runs._state import state_dir
+from stockade.runs._summary import (
+    DenialRow,
+    ExitRow,
+    HostRow,
+    IncidentRow,
+    RecordState,
+    RolloutRow,
+    RunSummary,
+    StopRow,
+    summarise,
+)
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -13,13 +25,25 @@ __all__ = [
     "WIRE_STATUS",
     "Admitted",
     "Ask",
+    "DenialRow",
+    "ExitRow",
     "Held",
+    "HostRow",
+    "IncidentRow",
     "Lifecycle",
+    "RecordState",
+    "ReportFiles",
+    "RolloutRow",
     "RunDirectory",
     "RunState",
+    "RunSummary",
+    "Section",
     "Stage",
     "StopRequest",
+    "StopRow",
     "admit",
     "runs_in",
     "state_dir",
+    "summarise",
+    "write_report",
 ]

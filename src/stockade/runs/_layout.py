@@ -21,7 +21,6 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -42,6 +41,7 @@ from stockade.events import (
     iter_events,
 )
 from stockade.ids import RUN_SCOPE, RolloutId, RunId, parse_run_id
+from stockade.runs._files import read_regular
 from stockade.runs._manifest import dump_manifest, load_manifest
 
 LAYOUT_VERSION = 1
@@ -51,7 +51,9 @@ STOP = "STOP"
 _NEEDED_BYTES = 32 << 20
 _NEEDED_INODES = 64
 _MANIFEST_LIMIT_BYTES = 4 << 20
-_STOP_LIMIT_BYTES = 4096
+_STOP_LIMIT_BYTES = 16 << 10
+_REASON_BYTES = 1024
+_PERSON_BYTES = 256
 _NOT_IN_NODE_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -107,11 +109,8 @@ class RunDirectory:
                 raise _exists(path)
             draft = Path(tempfile.mkdtemp(prefix=f".{run_id}-", dir=root))
             _fill(draft, name, data)
-            os.rename(draft, path)
+            _publish(draft, path)
         except OSError as error:
-            # Renaming onto a directory that is not empty fails, and a run's directory never is.
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise _exists(path) from error
             raise RunError(f"cannot make {path}: {error.strerror}", hint=_hint_for(error)) from error
         finally:
             if draft is not None:
@@ -185,7 +184,7 @@ class RunDirectory:
         Raises :class:`RunError` only if the file cannot be made at all: its presence is what stops, so a full disk
         may cost the reason but not the stop.
         """
-        request = StopRequest(reason, person)
+        request = StopRequest(clip(reason, _REASON_BYTES).text, clip(person, _PERSON_BYTES).text)
         try:
             fd = os.open(self.path / STOP, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -195,11 +194,8 @@ class RunDirectory:
                 f"cannot write {self.path / STOP}: {error.strerror}", hint="end the run's agent with SIGTERM instead"
             ) from error
         try:
-            text = msgspec.json.encode(
-                {"time": _now(), "reason": clip(reason, 1024).text, "person": clip(person, 256).text}
-            )
             with contextlib.suppress(OSError):
-                os.write(fd, text + b"\n")
+                os.write(fd, msgspec.json.encode({"time": _now(), **request._asdict()}) + b"\n")
         finally:
             os.close(fd)
         return request
@@ -243,6 +239,16 @@ def _fill(draft: Path, node: str, manifest: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def _publish(draft: Path, path: Path) -> None:
+    try:
+        os.rename(draft, path)
+    except OSError as error:
+        # Renaming onto a directory that is not empty fails, and a run's directory never is.
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise _exists(path) from error
+        raise
+
+
 def _require_room(root: Path, needed_bytes: int) -> None:
     room = os.statvfs(root)
     free_bytes = room.f_bavail * room.f_frsize
@@ -268,15 +274,11 @@ def _exists(path: Path) -> RunError:
 
 def _read_manifest(path: Path) -> bytes:
     try:
-        fd = os.open(path / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = read_regular(path / MANIFEST, _MANIFEST_LIMIT_BYTES + 1)
     except OSError as error:
         raise RunError(
             f"{path} is no run directory: {MANIFEST}: {error.strerror}", hint="name runs/<run id>"
         ) from error
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RunError(f"{path} is no run directory: {MANIFEST} is not a regular file")
-        data = file.read(_MANIFEST_LIMIT_BYTES + 1)
     if len(data) > _MANIFEST_LIMIT_BYTES:
         raise RunError(f"{path / MANIFEST} is too long to be a manifest")
     return data
@@ -285,21 +287,24 @@ def _read_manifest(path: Path) -> bytes:
 def _read_stop(path: Path) -> StopRequest:
     """Return what a STOP file says, as far as it says anything."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            data = file.read(_STOP_LIMIT_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        data = read_regular(path, _STOP_LIMIT_BYTES)
     except OSError:
         return StopRequest("a STOP file that cannot be read", None)
     try:
         said = msgspec.json.decode(data, type=dict[str, str])
     except ValueError:
-        text = clip(data.strip(), 1024).text
-        return StopRequest(text or "a STOP file without a reason", None)
+        said = {"reason": clip(data.strip(), _REASON_BYTES).text}
     person = said.get("person")
     return StopRequest(
-        clip(said.get("reason", ""), 1024).text or "a STOP file without a reason",
-        None if person is None else clip(person, 256).text,
+        _printable(said.get("reason", ""), _REASON_BYTES) or "a STOP file without a reason",
+        None if person is None else _printable(person, _PERSON_BYTES),
     )
+
+
+def _printable(text: str, limit_bytes: int) -> str:
+    """Return ``text`` as it is if it is harmless already, which our own is, else escaped."""
+    fits = len(text) <= 4 * limit_bytes and text.isascii() and text.isprintable()
+    return text if fits else clip(text, limit_bytes).text
 
 
 def _node_name(text: str) -> str:

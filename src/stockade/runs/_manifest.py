@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path, PurePath
 
-from ruamel.yaml import YAML, YAMLError
-
 from stockade.errors import RunError
 
 _MAX_DEPTH = 20
@@ -28,6 +26,9 @@ def dump_manifest(manifest: Mapping[str, object]) -> bytes:
 
 def load_manifest(data: bytes, path: Path) -> Mapping[str, object]:
     """Return the mapping in ``data``; raises :class:`RunError` naming ``path``."""
+    from ruamel.yaml import YAML  # late: writing, which the agent does, needs none of it
+    from ruamel.yaml.error import YAMLError
+
     try:
         manifest = YAML(typ="safe", pure=True).load(io.BytesIO(data))
     except (YAMLError, ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ it must belong to the user, be closed to everybody else, and be no link.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -79,10 +80,8 @@ def _absolute(text: str, variable: str) -> Path:
 def _claimed(path: Path, origin: str) -> Path:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        except FileExistsError:
-            pass
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         why = "it is a link" if path.is_symlink() else error.strerror

@@ -94,7 +94,9 @@ class BubblewrapBackend:
     async def start(self) -> None:
         """Find the tools and start the spawner; idempotent. Raises NodeError."""
         if self._found is None:
-            self._found = await asyncio.to_thread(lambda: (_tools.find_bubblewrap(), _tools.find_interpreter(self._state_dir)))
+            self._found = await asyncio.to_thread(
+                lambda: (_tools.find_bubblewrap(), _tools.find_interpreter(self._state_dir))
+            )
             await self._spawner.start()
 
     async def create(self, spec: Spec, listeners: Listeners) -> LiveSandbox:
@@ -106,7 +108,9 @@ class BubblewrapBackend:
         except BaseException as error:
             self._give_back(uid)
             if isinstance(error, TimeoutError):
-                raise SandboxFault(f"{spec.rollout_id}: no answer from a new sandbox in {_START_TIMEOUT_S:g} s") from error
+                raise SandboxFault(
+                    f"{spec.rollout_id}: no answer from a new sandbox in {_START_TIMEOUT_S:g} s"
+                ) from error
             raise
         sandbox.on_gone = functools.partial(self._give_back, uid)
         self._watchdog.add(sandbox)
@@ -129,7 +133,7 @@ class BubblewrapBackend:
                 filter=_memory(temporary, _seccomp.filter_bytes()),
                 info=info_there.fileno(),
                 stderr=errors_there.fileno(),
-                bwrap=temporary.enter_context(open(self._tools[0].path, "rb", buffering=0)).fileno(),
+                bwrap=temporary.enter_context(io.FileIO(self._tools[0].path)).fileno(),
             )
             await self._spawner.spawn(self._plan(spec, listeners, uid), fds)
             for there in (control_there, report_there, info_there, errors_there):
@@ -161,7 +165,9 @@ class BubblewrapBackend:
                 if isinstance(error, SandboxFault):
                     raise
                 said = (errors.read(1 << 16) or b"").decode("utf-8", "replace").strip()[-400:]
-                raise SandboxFault(f"the sandbox did not start: {said or error}", hint="see: stockade doctor") from error
+                raise SandboxFault(
+                    f"the sandbox did not start: {said or error}", hint="see: stockade doctor"
+                ) from error
             kept.pop_all()  # the sandbox's now
         self._live[outer] = sandbox
         return sandbox
@@ -257,9 +263,9 @@ def _guest_limits(limits: SandboxLimits) -> list[str]:
         "NPROC": limits.pids,
         "NOFILE": limits.open_files,
         "FSIZE": limits.file_size,
-        "CPU": math.ceil(limits.cpu_s),
+        "CPU": math.ceil(limits.cpu_s) + 2,  # the watchdog, which counts the whole tree, comes first
         "DATA": limits.memory * 2,  # stops one huge allocation between two looks of the watchdog
-        "CORE": 0,
+        "CORE": 1,  # 0 does not stop a dump into a pipe, to a root process of the host; 1 does (core(5), fs/coredump.c)
         "MEMLOCK": 8 << 20,
         "MSGQUEUE": 1 << 16,
         "NICE": 0,

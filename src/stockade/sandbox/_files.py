@@ -226,9 +226,9 @@ class Opened(NamedTuple):
 
 
 def walk(root_fd: int, path: str) -> Iterator[Opened | Skipped]:
-    """Yield each regular file below ``path`` opened, and each other name with the reason why not.
+    r"""Yield each regular file below ``path`` opened, and each other name with the reason why not.
 
-    Names that are not UTF-8 come as ``\\udcXX`` escapes of their bytes (PEP 383): kept, not guessed.
+    Names that are not UTF-8 come as ``\udcXX`` escapes of their bytes (PEP 383): kept, not guessed.
     """
     place = locate(path, collect=True)
     pending: list[tuple[str, ...]] = [()]  # names, not descriptors: a wide tree must not exhaust them

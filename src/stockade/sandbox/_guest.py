@@ -14,7 +14,7 @@ Why pid 1: signals from inside the namespace do not reach it. Why undumpable: ``
 ``/proc/1/fd`` would else be open to every command, which runs under the same uid.
 """
 
-import _signal as signal
+import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import _struct
 import os
@@ -33,7 +33,7 @@ def _undumpable():
     try:
         from _ctypes import call_function, dlopen, dlsym
 
-        result = call_function(dlsym(dlopen(None, 2), "prctl"), (4, 0, 0, 0, 0))
+        result = call_function(dlsym(dlopen(None, 2), "prctl"), (4, 0, 0, 0, 0))  # type: ignore[arg-type]
     except (ImportError, AttributeError, OSError):
         import ctypes
 
@@ -60,6 +60,7 @@ class Guest:
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a signal with a handler does reach pid 1 from inside
 
     def serve(self):
         poll = select.poll()
@@ -83,11 +84,11 @@ class Guest:
         data, ancillary, _, _ = self.control.recvmsg(_PACKET, space)
         if not data:
             return False
-        fds = []
+        fds: list[int] = []
         for level, kind, content in ancillary:
             if (level, kind) == (_SOL_SOCKET, _SCM_RIGHTS):
                 fds += _struct.unpack("%di" % (len(content) // 4), content)
-        kind, exec_id, arguments, variables, count = _HEADER.unpack_from(data)
+        kind, exec_id, arguments, variables, _ = _HEADER.unpack_from(data)
         if kind == b"K":
             self.kill(exec_id)
             return True
@@ -117,25 +118,20 @@ class Guest:
             for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
-            high = []
-            for fd in fds:
-                while fd < 16:
-                    fd = os.dup(fd)
-                high.append(fd)
-            for number, fd in enumerate(high):
+            for number, fd in enumerate([_high(fd) for fd in fds]):
                 os.dup2(fd, number)
-            os.closerange(len(high), 1 << 16)
+            os.closerange(len(fds), 1 << 16)
             for name, value in self.limits:
                 hard = resource.getrlimit(name)[1]
-                value = value if hard < 0 else min(value, hard)  # -1 is "unlimited"
-                resource.setrlimit(name, (value, value))
+                bound = value if hard < 0 else min(value, hard)  # -1 is "unlimited"
+                resource.setrlimit(name, (bound, bound))
             os.chdir(cwd)
             table = dict(word.split(b"=", 1) for word in env)
             os.execvpe(argv[0], argv, table)
         except FileNotFoundError as error:
             status = 127
             os.write(2, b"stockade: %s\n" % str(error).encode())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever it was, this copy of the guest must end here
             os.write(2, b"stockade: %s\n" % str(error).encode())
         finally:
             os._exit(status)
@@ -177,6 +173,13 @@ class Guest:
             self.reap()
             time.sleep(0.002)
         os.kill(-1, signal.SIGKILL)
+
+
+def _high(fd):
+    """Duplicate ``fd`` above the numbers that are about to be given out."""
+    while fd < 16:
+        fd = os.dup(fd)
+    return fd
 
 
 def _stat(pid):

@@ -77,7 +77,7 @@ def run(plan: Plan, fds: HolderFds) -> NoReturn:
     report = socket.socket(fileno=fds.report)
     try:
         _hold(plan, fds, report)
-    except BaseException as error:  # whatever it was, the parent must hear of it
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
         text = f"{type(error).__name__}: {error}"
         try:
             report.send(json.dumps({"error": text}).encode())
@@ -178,9 +178,9 @@ def _listen(address: str, port: int) -> socket.socket:
 def _lower_limits() -> None:
     # Per user namespace and inherited by all below it: nothing inside can pile up kernel objects of the uid.
     for name, value in _USER_LIMITS.items():
-        with contextlib.suppress(FileNotFoundError):  # older kernels lack some of them
-            with open(f"/proc/sys/user/{name}", "w", encoding="ascii") as file:
-                file.write(str(value))
+        # Older kernels lack some of them.
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/sys/user/{name}", "w", encoding="ascii") as file:
+            file.write(str(value))
 
 
 def _arrange_fds(fds: HolderFds, keep: int | None) -> None:

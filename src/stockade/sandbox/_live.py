@@ -52,6 +52,7 @@ class LiveSandbox:
         self._ended: Exit | None = None
         self._gone = asyncio.get_running_loop().create_future()
         self._running: dict[int, _exec.Running] = {}
+        self._sending = asyncio.Lock()
         self._next_id = 1
         self._oom_kills = _proc.oom_kills()
         self._memory_bytes = 0
@@ -219,7 +220,7 @@ class LiveSandbox:
         cpu_ns = max_rss = 0
         try:
             status, cpu_ns, max_rss = await asyncio.shield(running.ended)
-            exit_ = running.forced or _exec.exit_of(status)
+            exit_ = running.forced or self._as_limit(_exec.exit_of(status), cpu_ns)
         except asyncio.CancelledError:
             # Whoever asked has gone; what was asked for must not go on unseen.
             self._end_one(running, Exit(ExitKind.CLOSED))
@@ -235,6 +236,13 @@ class LiveSandbox:
         usage = Usage(time.monotonic_ns() - running.started_ns, cpu_ns, max_rss)
         out, err = readers
         return ExecResult(exit_, bytes(out.data), bytes(err.data), out.truncated, err.truncated, usage)
+
+    def _as_limit(self, exit_: Exit, cpu_ns: int) -> Exit:
+        """Name RLIMIT_CPU, which kills a busy process where the watchdog comes late (setrlimit(2))."""
+        if exit_.signal in (signal.SIGKILL, signal.SIGXCPU) and cpu_ns > self.limits.cpu_s * 1e9:
+            spent = f"{cpu_ns / 1e9:.1f} s of CPU used, {self.limits.cpu_s:g} s allowed"
+            return Exit(ExitKind.CPU_LIMIT, evidence=spent)
+        return exit_
 
     def _end_one(self, running: _exec.Running, exit_: Exit) -> None:
         """End one command and all that it started; if the guest cannot, end the sandbox."""
@@ -257,13 +265,14 @@ class LiveSandbox:
         return ExecResult(self._reason(), b"", b"", False, False, Usage())
 
     async def _send(self, packet: bytes, fds: list[int]) -> None:
-        while True:
-            try:
-                socket.send_fds(self._control, [packet], fds)
-            except BlockingIOError:
-                await asyncio.wait_for(writable(self._control.fileno()), _KILL_GRACE_S)
-            else:
-                return
+        async with self._sending:  # the loop wakes one waiter per descriptor: a second would replace the first
+            while True:
+                try:
+                    socket.send_fds(self._control, [packet], fds)
+                except BlockingIOError:
+                    await asyncio.wait_for(writable(self._control.fileno()), _KILL_GRACE_S)
+                else:
+                    return
 
     def _on_message(self) -> None:
         if not self._drain_messages():

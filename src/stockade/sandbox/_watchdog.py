@@ -82,7 +82,7 @@ class Watchdog:
     def _judge(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:
         try:
             return self._measure(sandbox, rounds)
-        except Exception as error:  # a tree that cannot be measured is not within its limits
+        except Exception as error:  # noqa: BLE001 - a tree that cannot be measured is not within its limits
             return Exit(ExitKind.NODE_FAULT, evidence=f"cannot measure the sandbox: {error}")
 
     def _measure(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:

@@ -58,6 +58,15 @@ class Settled:
         """Samples without a reward, for whatever reason."""
         return sum(reward is None for reward in self.rewards)
 
+    @property
+    def passed(self) -> float | None:
+        """Share of the samples with a reward whose program was right, or ``None`` if there is none.
+
+        A right program in a dropped group does not count: what a stop left over is not a fair draw.
+        """
+        scored = [reward for reward in self.rewards if reward is not None]
+        return sum(scored) / len(scored) if scored else None
+
     def count(self, verdict: Verdict) -> int:
         """Return how many samples got ``verdict``."""
         return dict(self.verdicts)[verdict]

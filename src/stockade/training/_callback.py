@@ -24,11 +24,12 @@ class Watch(TrainerCallback):
     """Writes one row a step, and stops a run that can learn nothing any more.
 
     When every group is flat the loss is exactly zero, but the optimiser's momentum goes on moving the weights: a
-    policy that collapsed once was never seen to come back.
+    policy that collapsed once was never seen to come back. ``patience`` is the number of such steps in a row;
+    ``None`` for the control, whose coins are never flat.
     """
 
     def __init__(
-        self, book: StepBook, metrics: MetricsFile, progress: Progress, *, phase: str, total: int, patience: int
+        self, book: StepBook, metrics: MetricsFile, progress: Progress, *, phase: str, total: int, patience: int | None
     ) -> None:
         self._book = book
         self._metrics = metrics
@@ -62,7 +63,7 @@ class Watch(TrainerCallback):
         self._metrics.add(new)
         self._progress.step(self._phase, state.global_step, self._total, reward=new["reward"], passed=new["passed"])
         self._flat_steps = self._flat_steps + 1 if settled.flat_groups == settled.groups else 0
-        if self._flat_steps >= self._patience and state.global_step < self._total:
+        if self._patience is not None and self._patience <= self._flat_steps and state.global_step < self._total:
             self.gave_up = True
             control.should_training_stop = True
             self._progress.say(

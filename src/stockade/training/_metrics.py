@@ -31,11 +31,10 @@ def row(step: int, settled: Settled, logs: Mapping[str, object], *, duration_s: 
     ``passed`` is the share of scored samples whose verdict was ok. With the coin-flip control it is the only honest
     curve: the reward is a coin then.
     """
-    scored = settled.samples - settled.masked
     ran = settled.count(Verdict.OK) + settled.count(Verdict.WRONG)
     result: Row = {
         "step": step,
-        "passed": settled.count(Verdict.OK) / scored if scored else None,
+        "passed": settled.passed,
         "ran_rate": ran / settled.samples,
         "samples": settled.samples,
         "masked": settled.masked,

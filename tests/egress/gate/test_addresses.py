@@ -56,7 +56,12 @@ def test_whatever_hides_an_ipv4_address_is_judged_by_it(value):
     inner = classify(Address(4, value))
     for wrapped in (0xFFFF << 32 | value, 0x64FF9B << 96 | value):
         assert classify(Address(6, wrapped)) is inner
-    for wrapped in (value, 0xFFFF0000 << 32 | value, 0x2002 << 112 | value << 80, 0x20010000 << 96 | value ^ 0xFFFFFFFF):
+    for wrapped in (
+        value,
+        0xFFFF0000 << 32 | value,
+        0x2002 << 112 | value << 80,
+        0x20010000 << 96 | value ^ 0xFFFFFFFF,
+    ):
         outer = classify(Address(6, wrapped))
         assert outer is not AddressClass.PUBLIC
         assert (outer is AddressClass.METADATA) == (inner is AddressClass.METADATA)

@@ -50,7 +50,9 @@ def rules_of(text, **own):
 
 @pytest.fixture(scope="module", params=["compiled", "through_json"])
 def rules(request):
-    made = rules_of(POLICY, own_addresses=["198.41.0.4", "fe80::1%eth0"], own_names=["Node7.Cluster.example", "bad_name"])
+    made = rules_of(
+        POLICY, own_addresses=["198.41.0.4", "fe80::1%eth0"], own_names=["Node7.Cluster.example", "bad_name"]
+    )
     return made if request.param == "compiled" else Rules.from_json(made.to_json())
 
 
@@ -156,9 +158,9 @@ def test_http(rules, url, method, reason):
 def test_verdict_names_its_rule_and_what_follows_from_it(rules):
     wild = decide(connect("a.wild.example"), rules)
     assert (wild.wildcard, wild.pinned) == (True, None)
-    assert wild.rule.startswith("allow *.wild.example line ")
+    assert str(wild.rule).startswith("allow *.wild.example line ")
     assert not decide(connect("tunnel.example"), rules).wildcard
-    assert decide(connect("bad.wild.example"), rules).rule.startswith("deny bad.wild.example line ")
+    assert str(decide(connect("bad.wild.example"), rules).rule).startswith("deny bad.wild.example line ")
     service = decide(http("http://model.stockade.internal:8000/v1/completions", "POST"), rules)
     assert service.pinned == Address.parse("127.0.0.1")
     assert judge_addresses([service.pinned], rules, pinned=True).allowed
@@ -170,7 +172,7 @@ def test_verdict_has_no_truth_value():
         with pytest.raises(TypeError, match="allowed"):
             bool(verdict)
         with pytest.raises(AttributeError):
-            verdict.allowed = True
+            verdict.allowed = True  # type: ignore[misc]
 
 
 def test_own_addresses_are_read(rules):
@@ -206,7 +208,11 @@ def test_json_gives_the_same_rules(rules):
 
 def test_egress_case_091_no_rules_allow_nothing():
     policy = parse_policy(POLICY, source="test.yaml")
-    for empty in (Rules(), rules_of("version: 1\n"), Rules.from_policy(effective(policy, network=False), load_operator(None))):
+    for empty in (
+        Rules(),
+        rules_of("version: 1\n"),
+        Rules.from_policy(effective(policy, network=False), load_operator(None)),
+    ):
         for _, host, port, _ in CONNECTS:
             assert not decide(connect(host, port), empty).allowed
         for _, url, method, _ in HTTPS:

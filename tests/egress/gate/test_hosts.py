@@ -87,7 +87,9 @@ def test_host_is_refused(raw):
 
 
 @pytest.mark.parametrize("raw", REFUSED)
-@pytest.mark.parametrize("shape", [b"CONNECT %b:443 HTTP/1.1\r\n", b"GET http://%b/ HTTP/1.1\r\n"], ids=["connect", "get"])
+@pytest.mark.parametrize(
+    "shape", [b"CONNECT %b:443 HTTP/1.1\r\n", b"GET http://%b/ HTTP/1.1\r\n"], ids=["connect", "get"]
+)
 def test_target_with_that_host_is_refused(raw, shape):
     head = shape % raw + b"Host: allowed.com\r\n\r\n"
     with pytest.raises(Malformed) as caught:

@@ -76,9 +76,11 @@ class Attached:
         return self.wait(kind)[-1]
 
     def close(self) -> None:
-        """Close what the agent would keep."""
+        """Close what the agent would keep. Idempotent."""
         self.listener.close()
-        os.close(self.record_fd)
+        if self.record_fd >= 0:
+            os.close(self.record_fd)
+            self.record_fd = -1
 
 
 class Worker:
@@ -145,8 +147,7 @@ class Worker:
         self.control.close()
         self.process.wait(10)
         for attached in self._attached:
-            with contextlib.suppress(OSError):
-                attached.close()
+            attached.close()
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +182,7 @@ class Client:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.sock.settimeout(TIMEOUT_S)
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -198,9 +199,7 @@ class Client:
 
     def reply(self, *, head: bool = False) -> Reply:
         """Read one response with its body."""
-        while b"\r\n\r\n" not in self._buffer:
-            self._more()
-        raw, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        raw = self._until(b"\r\n\r\n")
         status = int(raw.split(b" ", 2)[1])
         lower = raw.lower()
         if head or status in (204, 304) or 100 <= status < 200:
@@ -209,7 +208,7 @@ class Client:
             return Reply(status, raw, self._chunks())
         for line in lower.split(b"\r\n"):
             if line.startswith(b"content-length:"):
-                return Reply(status, raw, self._take(int(line[15:])))
+                return Reply(status, raw, self.take(int(line[15:])))
         if raw.startswith(b"HTTP/1.1 200 Connection established"):
             return Reply(status, raw, b"")
         return Reply(status, raw, self.rest())
@@ -229,8 +228,7 @@ class Client:
         with contextlib.suppress(ConnectionResetError, EOFError):
             while True:
                 self._more()
-        data, self._buffer = self._buffer, b""
-        return data
+        return self.take(len(self._buffer))
 
     def ended(self) -> bool:
         """Read to the end and return whether it was a clean one (FIN, not RST)."""
@@ -241,28 +239,34 @@ class Client:
             return False
         return True
 
-    def _take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
+        """Read exactly ``size`` bytes."""
         while len(self._buffer) < size:
             self._more()
-        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    def _until(self, mark: bytes) -> bytes:
+        while mark not in self._buffer:
+            self._more()
+        data = self.take(self._buffer.index(mark))
+        self.take(len(mark))
         return data
 
     def _chunks(self) -> bytes:
         body = b""
         while True:
-            while b"\r\n" not in self._buffer:
-                self._more()
-            line, _, self._buffer = self._buffer.partition(b"\r\n")
-            size = int(line, 16)
-            body += self._take(size)
-            assert self._take(2) == b"\r\n"
+            size = int(self._until(b"\r\n"), 16)
+            body += self.take(size)
+            assert self.take(2) == b"\r\n"
             if size == 0:
                 return body
 
     def _more(self) -> None:
         piece = self.sock.recv(1 << 18)
         if not piece:
-            raise EOFError(f"closed after {self._buffer[:200]!r}")
+            raise EOFError(f"closed after {bytes(self._buffer[:200])!r}")
         self._buffer += piece
 
 

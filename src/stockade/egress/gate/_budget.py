@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from stockade.egress.gate._rules import Limits
 
 _MICRO = 1_000_000
-_MINUTE_S = 60
+_REQUEST = 60 * _MICRO
+"""What a request costs: an account that gains ``requests_per_minute`` a microsecond needs no division to be exact."""
 
 
 class Budget:
@@ -24,7 +25,7 @@ class Budget:
     The request bucket holds one minute's worth and refills evenly.
     """
 
-    __slots__ = ("_limits", "_stamp_us", "_tokens", "bytes_in", "bytes_out", "connections")
+    __slots__ = ("_credit", "_limits", "_stamp_us", "bytes_in", "bytes_out", "connections")
 
     def __init__(self, limits: Limits, *, now: float, state: dict[str, int] | None = None) -> None:
         """Start full, or go on from ``state`` (see :meth:`export`); open connections start at 0.
@@ -35,14 +36,14 @@ class Budget:
         self._limits = limits
         self.connections = 0
         if state is None:
-            self._tokens = limits.requests_per_minute * _MICRO
+            self._credit = limits.requests_per_minute * _REQUEST
             self._stamp_us = int(now * _MICRO)
             self.bytes_out = 0
             self.bytes_in = 0
             return
         if set(state) != _STATE_KEYS or not all(_is_count(value) for value in state.values()):
             raise ValueError("not the state of a budget")
-        self._tokens = min(state["tokens_micro"], limits.requests_per_minute * _MICRO)
+        self._credit = min(state["credit"], limits.requests_per_minute * _REQUEST)
         self._stamp_us = state["stamp_us"]
         self.bytes_out = state["bytes_out"]
         self.bytes_in = state["bytes_in"]
@@ -50,27 +51,24 @@ class Budget:
     def take_request(self, now: float) -> Reason | None:
         """Take one request; RATE_LIMITED if there is none left."""
         self._refill(now)
-        if self._tokens < _MICRO:
+        if self._credit < _REQUEST:
             return Reason.RATE_LIMITED
-        self._tokens -= _MICRO
+        self._credit -= _REQUEST
         return None
 
     def retry_after_s(self, now: float) -> int:
         """Return whole seconds (1 or more) until the next request can be taken."""
         self._refill(now)
-        per_second = self._limits.requests_per_minute * _MICRO
-        missing = max(_MICRO - self._tokens, 0) * _MINUTE_S
-        return max(1, -(-missing // per_second)) if per_second else _MINUTE_S
+        missing = max(_REQUEST - self._credit, 0)
+        return max(1, -(-missing // (max(1, self._limits.requests_per_minute) * _MICRO)))
 
     def _refill(self, now: float) -> None:
         now_us = int(now * _MICRO)
         # A clock that went back (a reboot between export and import) must not mint requests.
         passed = max(0, now_us - self._stamp_us)
         rate = self._limits.requests_per_minute
-        gained = passed * rate // _MINUTE_S
-        if gained or now_us < self._stamp_us:
-            self._tokens = min(rate * _MICRO, self._tokens + gained)
-            self._stamp_us = now_us
+        self._credit = min(rate * _REQUEST, self._credit + passed * rate)
+        self._stamp_us = now_us
 
     def open_connection(self) -> Reason | None:
         """Count a connection of the client; one that is TOO_MANY_CONNECTIONS is not counted."""
@@ -105,14 +103,14 @@ class Budget:
     def export(self) -> dict[str, int]:
         """Return the state as JSON-able integers, for a worker that goes on after this one."""
         return {
-            "tokens_micro": self._tokens,
+            "credit": self._credit,
             "stamp_us": self._stamp_us,
             "bytes_out": self.bytes_out,
             "bytes_in": self.bytes_in,
         }
 
 
-_STATE_KEYS = {"tokens_micro", "stamp_us", "bytes_out", "bytes_in"}
+_STATE_KEYS = {"credit", "stamp_us", "bytes_out", "bytes_in"}
 
 
 def _is_count(value: object) -> bool:

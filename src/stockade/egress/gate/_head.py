@@ -127,6 +127,9 @@ def body_framing(
     return Framing.LENGTH, int(length)
 
 
+USUAL_OPTIONS = frozenset({b"close", b"keep-alive"})
+"""Options of Connection that name no field."""
+
 _NO_OPTIONS: frozenset[bytes] = frozenset()
 _USUAL = {text: frozenset({text.lower()}) for text in (b"keep-alive", b"Keep-Alive", b"close", b"Close")}
 

@@ -14,6 +14,7 @@ import msgspec
 
 from stockade.egress.gate._head import (
     HOP_BY_HOP,
+    USUAL_OPTIONS,
     Framing,
     Headers,
     HeadLimits,
@@ -193,7 +194,7 @@ class _Fields:
         return dashed in _SPECIAL or dashed.startswith(_DROPPED_PREFIXES)
 
     def _drop(self, key: bytes, value: bytes) -> None:
-        self.dropped.add(safe_text(key, limit=_SHOWN))
+        self.dropped.add(key[:_SHOWN].decode("ascii"))
         if key.startswith(_CLAIMS):
             self.claims.append(safe_text(key + b": " + value.strip(b" \t")))
         elif key == b"proxy-authorization":  # credentials are no text for a record
@@ -204,13 +205,10 @@ class _Fields:
 
     def kept(self, options: frozenset[bytes]) -> Headers:
         """Return what is forwarded: what Connection names is for this hop only (case 71)."""
-        if options <= _USUAL_OPTIONS:
+        if options <= USUAL_OPTIONS:
             return tuple(self._kept)
-        self.dropped.update(safe_text(name.lower()) for name, _ in self._kept if name.lower() in options)
+        self.dropped.update(name[:_SHOWN].lower().decode("ascii") for name, _ in self._kept if name.lower() in options)
         return tuple(field for field in self._kept if field[0].lower() not in options)
-
-
-_USUAL_OPTIONS = frozenset({b"close", b"keep-alive"})
 
 
 def _connect(target: bytes) -> tuple[Request, bytes]:

@@ -12,6 +12,7 @@ import msgspec
 
 from stockade.egress.gate._head import (
     HOP_BY_HOP,
+    USUAL_OPTIONS,
     VALUE,
     Framing,
     Headers,
@@ -87,7 +88,8 @@ def parse_response_head(raw: bytes, limits: HeadLimits, *, method: str) -> Respo
     told = body_framing(special[b"transfer-encoding"], special[b"content-length"], version, upstream=True)
     bodiless = status < 200 or status in (_NO_CONTENT, _NOT_MODIFIED) or method == "HEAD"
     framing, length = (Framing.NONE, 0) if bodiless else told or (Framing.UNTIL_CLOSE, 0)
-    kept = [field for field in kept if field[0].lower() not in options]
+    if not options <= USUAL_OPTIONS:
+        kept = [field for field in kept if field[0].lower() not in options]
     if told and told[0] is Framing.LENGTH and bodiless and status >= 200 and status != _NO_CONTENT:
         kept.append((b"Content-Length", b"%d" % told[1]))
     return ResponseHead(
