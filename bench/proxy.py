@@ -1,7 +1,7 @@
 """Requests, tunnels and bulk through the egress worker: against a direct connection from the same kind of client.
 
-The gate has no switch for tests, so this re-runs itself in a network namespace of its own, where ``lo`` carries a public
-address (11.0.0.1), an origin speaks HTTP and TLS, and a small resolver answers for it. Nothing leaves the namespace. The
+The gate has no switch for tests, so this re-runs itself in a network namespace of its own, where a public address
+(11.0.0.1) is local, an origin speaks HTTP and TLS, and a small resolver answers for it. Nothing leaves the namespace. The
 client is bench/_load.py in both cases: outside, and in a sandbox through the proxy.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import trustme
 from dnslib import QTYPE, RR, A
-from dnslib.server import BaseResolver, DNSServer
+from dnslib.server import BaseResolver, DNSLogger, DNSServer
 
 from bench._harness import Measure, Variant, arguments, interleave, report
 from bench._live import live_run
@@ -53,6 +53,8 @@ class Origin(BaseHTTPRequestHandler):
     """Answers ``/small`` and ``/bytes/N``."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and small body leave in one packet …
+    disable_nagle_algorithm = True  # … and at once: delayed acknowledgements would be all that is measured
 
     def do_GET(self) -> None:
         """Send the body that the path asks for."""
@@ -85,7 +87,8 @@ def enter_namespace() -> None:
         if shutil.which(program) is None:
             raise SystemExit(f"bench.proxy needs the program {program!r} (util-linux, iproute2)")
     flags = ["--net"] if os.geteuid() == 0 else ["--net", "--user", "--map-current-user", "--keep-caps"]
-    setup = f'ip link set lo up && ip address add {ADDRESS}/32 dev lo && exec "$@"'
+    # A local route, not an address of an interface: the gate refuses what the node itself is called.
+    setup = f'ip link set lo up && ip route add local {ADDRESS}/32 dev lo && exec "$@"'
     words = ["unshare", *flags, "--", "/bin/sh", "-c", setup, "sh", sys.executable, "-m", "bench.proxy", *sys.argv[1:]]
     os.environ[MARKER] = "1"
     os.execvp(words[0], words)
@@ -107,7 +110,7 @@ def serve(folder: Path) -> Path:
             # The handshake belongs to the connection's own thread, not to the one that accepts.
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    DNSServer(OneName(), address=ADDRESS, port=DNS_PORT).start_thread()
+    DNSServer(OneName(), address=ADDRESS, port=DNS_PORT, logger=DNSLogger(log="error")).start_thread()
     return path
 
 

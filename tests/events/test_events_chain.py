@@ -47,6 +47,7 @@ def problems(path: Path) -> list[str]:
     return [what for what in (*found, check.end()) if what is not None]
 
 
+@pytest.mark.promise("S4.1")
 def test_a_chain_is_gapless_linked_and_sealed(tmp_path: Path) -> None:
     with open_writer(tmp_path, ROLLOUT, Producer.BROKER) as writer:
         assert writer.head == ChainHead(0, GENESIS, sealed=False)
@@ -62,6 +63,7 @@ def test_a_chain_is_gapless_linked_and_sealed(tmp_path: Path) -> None:
     assert problems(tmp_path / BROKER) == []
 
 
+@pytest.mark.promise("S4.1")
 def test_every_line_says_where_it_belongs(tmp_path: Path) -> None:
     context = Context(RUN_ID, ROLLOUT, DIGEST, task_id="t", group_id="g", train_step=3, attempt=0, stage=1)
     fd = os.open(tmp_path / BROKER, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -214,6 +216,7 @@ def file_size_limit() -> Iterator[None]:
     signal.signal(signal.SIGXFSZ, before)
 
 
+@pytest.mark.promise("S4.4")
 @pytest.mark.usefixtures("file_size_limit")
 def test_a_line_that_fits_only_in_part_is_cut_off_and_breaks_the_chain(tmp_path: Path) -> None:
     path = tmp_path / BROKER
@@ -232,6 +235,7 @@ def test_a_line_that_fits_only_in_part_is_cut_off_and_breaks_the_chain(tmp_path:
     assert recover_head(path) == head
 
 
+@pytest.mark.promise("S4.4")
 def test_a_refused_write_breaks_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_writer(tmp_path, ROLLOUT, Producer.BROKER) as writer:
 

@@ -35,6 +35,7 @@ def test_the_canonical_form_is_rfc_8785_for_every_character_of_the_first_planes(
         assert canonical({"detail": text}) == rfc8785.dumps({"detail": text})
 
 
+@pytest.mark.promise("S4.5")
 @given(EVENTS)
 def test_a_line_is_printable_ascii_and_says_the_same(event: Event) -> None:
     line = to_line(canonical(event), "f" * 64) if event else b"\n"

@@ -33,6 +33,7 @@ def test_a_file_name_is_shown_by_its_bytes(name: bytes) -> None:
     assert clip(os.fsdecode(name), 200) == clip(name, 200)
 
 
+@pytest.mark.promise("S4.5")
 @pytest.mark.parametrize(
     ("hostile", "shown"),
     [

@@ -58,6 +58,7 @@ def rehash(events: list[Event]) -> bytes:
     return written
 
 
+@pytest.mark.promise("S4.3")
 def test_an_untouched_record_verifies_and_says_that_nobody_witnessed_it(tmp_path: Path) -> None:
     report = verify_run(make_run(tmp_path, rollouts=3, commands=5, requests=4))
     assert report.problems == ()
@@ -95,9 +96,10 @@ def flipped(whole: bytes, offset: int, mask: int) -> bytes:
     return whole[:offset] + bytes([whole[offset] ^ mask]) + whole[offset + 1 :]
 
 
+@pytest.mark.promise("S4.2")
 @pytest.mark.parametrize("file", [BROKER, EGRESS, CONTROL])
 @pytest.mark.parametrize("bit", range(8))
-def test_every_flipped_bit_is_found_at_its_line(run: Path, file: str, bit: int) -> None:
+def test_every_flipped_byte_is_found_at_its_line(run: Path, file: str, bit: int) -> None:
     whole = (run / file).read_bytes()
     assert check(file, whole) == []
     line = 1
@@ -129,6 +131,7 @@ def test_every_flipped_byte_of_the_manifest_is_found(run: Path) -> None:
     assert found(run) == [("manifest.yaml", None)]
 
 
+@pytest.mark.promise("S4.2")
 @pytest.mark.parametrize("file", [BROKER, EGRESS, CONTROL])
 def test_every_removed_line_is_found(run: Path, file: str) -> None:
     path = run / file
@@ -139,6 +142,7 @@ def test_every_removed_line_is_found(run: Path, file: str) -> None:
         assert (file, index if last else index + 1) in found(run)
 
 
+@pytest.mark.promise("S4.2")
 @pytest.mark.parametrize("file", [BROKER, EGRESS, CONTROL])
 def test_every_duplicated_or_moved_line_is_found(run: Path, file: str) -> None:
     path = run / file
@@ -151,6 +155,7 @@ def test_every_duplicated_or_moved_line_is_found(run: Path, file: str) -> None:
             assert (file, index) in found(run)
 
 
+@pytest.mark.promise("S4.2")
 @pytest.mark.parametrize("file", [BROKER, EGRESS, CONTROL])
 def test_every_truncation_is_found(run: Path, file: str) -> None:
     path = run / file
@@ -356,6 +361,7 @@ def test_no_run_directory_is_an_error(tmp_path: Path) -> None:
         verify_run(tmp_path / RUN_ID)
 
 
+@pytest.mark.promise("S4.3")
 def test_an_unsealed_chain_is_an_error_with_its_last_line(run: Path) -> None:
     with open_writer(run / "events/node-1", rollout_id(7), Producer.BROKER) as writer:
         writer.append("run.end", reason="x")

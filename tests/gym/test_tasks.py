@@ -145,6 +145,6 @@ def test_a_task_is_frozen_and_closed():
     with pytest.raises(AttributeError):
         task.tests = ""  # type: ignore[misc]
     with pytest.raises(TypeError):
-        Task(**GOOD, finding="x")  # type: ignore[call-arg]
+        Task(**{**GOOD, "finding": "x"})  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=r"^tests: missing"):
         make_task({key: GOOD[key] for key in GOOD if key != "tests"})

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -106,6 +107,7 @@ class LocalEpisode:
                 stderr=asyncio.subprocess.PIPE,
                 preexec_fn=place,
                 close_fds=False,
+                start_new_session=True,
                 env={},
             )
         )
@@ -113,7 +115,7 @@ class LocalEpisode:
             process = await asyncio.shield(starting)
         except asyncio.CancelledError:
             process = await starting
-            process.kill()
+            _kill(process)
             await process.wait()
             process._transport.close()  # type: ignore[attr-defined]
             raise
@@ -137,8 +139,7 @@ class LocalEpisode:
             ended.append("timeout")
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                _kill(process)
                 await process.wait()
             process._transport.close()  # type: ignore[attr-defined]
         code = process.returncode or 0
@@ -243,4 +244,10 @@ async def _drain(
         kept += part[:room]
         if len(part) > room and not ended:
             ended.append("output_limit")
-            process.kill()
+            _kill(process)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the group: bwrap's child leaves it for a session of its own only once it will die with its parent."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from tests.rewards.test_verdicts import SILENT, STOP, FakeClient
 
 pytestmark = pytest.mark.anyio
 
-SLEEPER = "import time\ntime.sleep(60)\n"
+SLEEPER = "import time\nopen('started', 'w').close()\ntime.sleep(60)\n"
 
 
 def _tasks(count: int, solution: str = RIGHT):
@@ -56,7 +56,7 @@ async def test_resumed_where_it_was_cut_off(client, tmp_path):
 async def test_cancelling_closes_every_sandbox(local_client):
     batch = asyncio.ensure_future(run_batch(local_client, _tasks(4, SLEEPER), parallel=4, on_result=lambda _: None))
     async with asyncio.timeout(30):
-        while local_client.created < 4:
+        while len(list(local_client.folder.glob("*/started"))) < 4:
             await asyncio.sleep(0.02)
     batch.cancel()
     with pytest.raises(asyncio.CancelledError):

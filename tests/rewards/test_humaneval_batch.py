@@ -21,15 +21,6 @@ def _package():
     requires(_installed(), "the extra humaneval is not installed")
 
 
-@pytest.fixture
-def broker(request):
-    """The real broker only: the double was good for writing this."""
-    try:
-        return request.getfixturevalue("broker_client")
-    except pytest.FixtureLookupError:
-        pytest.skip("no fixture broker_client in this tree")
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("candidate", list(Candidate))
 async def test_all_references_and_no_cheat(broker, candidate):
@@ -55,5 +46,5 @@ async def test_two_problems(local_client, candidate):
 @pytest.mark.parametrize("candidate", sorted(FOOLED))
 def test_the_same_cheat_fools_a_naive_grader(tmp_path, candidate):
     task = next(iter(humaneval_tasks(candidate)))
-    tests = task.tests.replace("check(candidate)", "check(candidate)") + "\nf = " + task.entry_point + "\n"
+    tests = f"{task.tests}\nf = {task.entry_point}\n"
     assert exit_code(tmp_path, task.solution, tests)

@@ -182,7 +182,17 @@ async def test_an_artifact_that_cannot_be_had_is_wrong(code):
         ({"rollout": replace(SILENT, exit="closed")}, Verdict.STOPPED),
         ({"artifact": BrokerError("episode_not_found", 404, "no episode")}, Verdict.STOPPED),
         ({"close": BrokerError("episode_not_found", 404, "no episode")}, Verdict.STOPPED),
-        ({"artifact": BrokerError("backend_error", 502, "lost")}, Verdict.INFRASTRUCTURE_FAULT),
+        # The broker was surprised by the tree that the program left: the program's doing …
+        ({"artifact": BrokerError("backend_error", 502, "surprised")}, Verdict.WRONG),
+        # … unless the end of the sandbox says that it was not.
+        (
+            {
+                "artifact": BrokerError("backend_error", 502, "lost"),
+                "close": LocalClosed("node_fault", "infrastructure"),
+            },
+            Verdict.INFRASTRUCTURE_FAULT,
+        ),
+        ({"artifact": AgentGone("gone")}, Verdict.INFRASTRUCTURE_FAULT),
         ({"close": LocalClosed("stopped", "stopped")}, Verdict.STOPPED),
         ({"close": LocalClosed("memory_limit", "candidate")}, Verdict.CANDIDATE_FAULT),
         ({"close": BrokerError("backend_error", 502, "lost")}, Verdict.INFRASTRUCTURE_FAULT),

@@ -137,6 +137,16 @@ def test_the_page_shows_what_happened(run: RunDirectory, tmp_path: Path) -> None
         assert shown in page.text, shown
 
 
+@pytest.mark.promise("S1.6")
+def test_unsafe_options_are_shown(run: RunDirectory) -> None:
+    files = write_report(run.path)
+    shown = "unsafe_allow_cidrs 10.20.0.0/24: package mirror of the site"
+    page = Page(files.html)
+    assert f"Unsafe: {shown}" in page.text
+    assert page.text.index("unsafe exemptions: 1") < page.text.index(shown) < page.text.index("How rollouts ended")
+    assert json.loads(files.json.read_bytes())["unsafe"] == [shown]
+
+
 def test_the_page_loads_nothing_and_runs_nothing(run: RunDirectory, tmp_path: Path) -> None:
     page = Page(write_report(run.path, metrics=metrics(tmp_path / "m.jsonl")).html)
     assert page.tags <= ALLOWED_TAGS, page.tags - ALLOWED_TAGS

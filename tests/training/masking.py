@@ -68,7 +68,12 @@ def run(case: str) -> dict[str, object]:
         except Held as error:
             held = str(error)
     moved = any(not torch.equal(before[name], weight) for name, weight in model.named_parameters())
-    logged = {key: value for entry in trainer.state.log_history for key, value in entry.items() if isinstance(value, int | float)}
+    logged = {
+        key: value
+        for entry in trainer.state.log_history
+        for key, value in entry.items()
+        if isinstance(value, int | float)
+    }
     advantages = list(trainer._logs["advantages"])
     return {"advantages": advantages, "held": held, "moved": moved, "reward": logged.get("reward")}
 

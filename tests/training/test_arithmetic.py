@@ -33,12 +33,14 @@ def test_every_verdict_is_covered():
     }  # fmt: skip
 
 
+@pytest.mark.promise("S7.5")
 def test_an_infrastructure_fault_masks_one_sample_and_leaves_its_siblings():
     result = settled({"a": [OK, INFRA, WRONG], "b": [OK, OK, WRONG]})
     assert result.rewards == (1.0, None, 0.0, 1.0, 1.0, 0.0)
     assert (result.masked, result.dropped_groups, result.flat_groups) == (1, 0, 0)
 
 
+@pytest.mark.promise("S7.5")
 def test_a_stop_drops_its_whole_group_and_no_other():
     result = settled({"a": [OK, STOPPED, WRONG], "b": [OK, FAULT]})
     assert result.rewards == (None, None, None, 1.0, 0.0)

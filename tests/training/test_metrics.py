@@ -58,7 +58,12 @@ def test_each_row_is_on_disk_before_the_next_step(tmp_path):
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([], (None, None)), ([0.5], (0.5, 0.5)), ([0.0, 0.5, 0.5, 1.0], (0.0, 1.0)), ([0, 0, 1, None, 1, 1, 1, 1, 1], (0, 1))],
+    [
+        ([], (None, None)),
+        ([0.5], (0.5, 0.5)),
+        ([0.0, 0.5, 0.5, 1.0], (0.0, 1.0)),
+        ([0, 0, 1, None, 1, 1, 1, 1, 1], (0, 1)),
+    ],
 )
 def test_quarters(values, expected):
     assert quarters([{"reward": value} for value in values], "reward") == expected
@@ -81,7 +86,7 @@ def test_a_summary_adds_up_its_rows(tmp_path):
     made = curve([*rows, row(9, BATCH, {}, duration_s=0)], end="held", seconds=8.0, evaluation=None)
     assert (made.steps, made.masked, made.dropped_groups) == (8, 27, 9)
     assert made.verdicts["ok"] == 18
-    assert (made.reward_first, made.reward_last) == (pytest.approx(0.15), pytest.approx(0.75))
+    assert [made.reward_first, made.reward_last] == pytest.approx([0.15, 0.75])
     summary = Summary(
         name="x", seed=1, end="held", parameters=5, warm_up_seconds=1.0, warm_up_cached=False,
         evaluation_before={}, grpo=made, message="why",

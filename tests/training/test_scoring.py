@@ -216,6 +216,7 @@ findings = st.dictionaries(
 )
 
 
+@pytest.mark.promise("S9.2")
 @settings(max_examples=30)
 @given(findings, st.lists(st.sampled_from([RIGHT, "wrong", "candidate_fault"]), min_size=4, max_size=4))
 def test_arbitrary_findings_leave_the_batch_byte_identical(found, completions):

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,10 @@ def _engine():
     requires(INSTALLED, "the extra 'train' is not installed", must_run_in_ci=False)
 
 
-def environment() -> dict[str, str]:
+def environment(scratch: Path) -> dict[str, str]:
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    offline = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(scratch)}
+    return {**os.environ, **offline, "PYTHONPATH": path, "TMPDIR": str(scratch)}
 
 
 # ------------------------------------------------------------------------------------------ masks and drops
@@ -39,10 +41,11 @@ CASES = ["owio/oowo:0.01", "owwo/oowo:0.01", "owso/oowo:0.5", "owso/oowo:0.01", 
 
 
 @pytest.fixture(scope="module")
-def masked():
+def masked(tmp_path_factory):
     requires(INSTALLED, "the extra 'train' is not installed", must_run_in_ci=False)
     command = [sys.executable, str(HERE / "masking.py"), *CASES]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=300)
+    scratch = tmp_path_factory.mktemp("scratch")
+    done = subprocess.run(command, env=environment(scratch), capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
 
@@ -56,6 +59,7 @@ def advantages(*rewards: float | None) -> list[float]:
     return [0.0 if reward is None else (reward - mean) / (spread + 1e-4) for reward in rewards]
 
 
+@pytest.mark.promise("S7.5")
 def test_a_masked_sample_leaves_the_mean_of_its_group(masked):
     result = masked["owio/oowo:0.01"]
     expected = advantages(1, 0, None, 1) + advantages(1, 1, 0, 1)
@@ -103,43 +107,52 @@ def write_job(folder: Path, **changes: object) -> Path:
 
 def start(job: Path, faults: str = "") -> subprocess.Popen[str]:
     command = [sys.executable, str(HERE / "run_local.py"), str(job), *([faults] if faults else [])]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment(job.parent), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-def finish(process: subprocess.Popen[str]) -> list[dict[str, object]]:
+def finish(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     return [json.loads(line) for line in out.splitlines()]
 
 
-def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, object]]:
+def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / name).read_text().splitlines()]
 
 
-def test_a_short_job_trains_masks_saves_and_starts_no_process(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One output directory for all jobs, so that the warm-up runs once."""
+    return tmp_path_factory.mktemp("job")
+
+
+@pytest.mark.promise("S9.1")
+def test_a_short_job_trains_masks_saves_and_starts_no_process(folder):
     """One run, many claims: runs of the engine are what costs time here."""
     # run_local.py forbids processes as the training process does, so a fork would have ended it.
-    job = write_job(tmp_path)
+    job = write_job(folder)
     said = finish(start(job, "2:1:0:infrastructure,2:1:3:infrastructure,3:0:1:candidate"))
     done = next(line for line in said if line["event"] == "done")
     counts = next(line for line in said if line["event"] == "counts")
 
     assert done["end"] == "complete"
     assert counts["faults"] == ["2:1:0", "2:1:3", "3:0:1"]
-    metrics = rows(tmp_path)
+    metrics = rows(folder)
     assert [row["step"] for row in metrics] == [1, 2, 3]
     assert [row["masked"] for row in metrics] == [0, 2, 0]
     assert metrics[1]["infra_rate"] == 2 / 16
     assert all(row["dropped"] == 0 and row["samples"] == 16 for row in metrics)
     assert all(row["reward"] == pytest.approx(row["passed"]) for row in metrics)
-    # The tiny model has learned something in its warm-up, so both verdicts came out of the real grader.
+    # The tiny model has learned a little in its warm-up, so both verdicts came out of the real grader.
     assert sum(row["ok"] for row in metrics) > 0
     assert sum(row["wrong"] for row in metrics) > 0
     # A sandbox for each sample; a grading, of two sandboxes, only for each different artifact.
     assert counts["rollout"] >= 48
     assert counts["grading"] < 2 * counts["rollout"]
 
-    output = tmp_path / "out"
+    output = folder / "out"
     assert json.loads((output / "summary.json").read_text())["grpo"]["masked"] == 2
     assert (output / "model" / "model.safetensors").is_file()
     assert not list((output / "model").glob("*.bin"))
@@ -156,12 +169,12 @@ def test_a_short_job_trains_masks_saves_and_starts_no_process(tmp_path):
     assert "step 2: 1 of 4 groups were dropped" in held["message"]
     assert (done["end"], done["grpo"]["steps"]) == ("held", 1)
     assert done["grpo"]["evaluation_after"] is None
-    assert [row["dropped"] for row in rows(tmp_path)] == [0, 1]
+    assert [row["dropped"] for row in rows(folder)] == [0, 1]
     assert (output / "model" / "model.safetensors").is_file()
 
 
-def test_ctrl_c_saves_what_there_is(tmp_path):
-    process = start(write_job(tmp_path, steps=200))
+def test_ctrl_c_saves_what_there_is(folder):
+    process = start(write_job(folder, steps=200))
     assert process.stdout is not None
     for line in process.stdout:
         if json.loads(line).get("phase") == "grpo" and "step" in json.loads(line):
@@ -171,5 +184,5 @@ def test_ctrl_c_saves_what_there_is(tmp_path):
     done = next(line for line in said if line["event"] == "done")
     assert done["end"] == "interrupted"
     assert 1 <= done["grpo"]["steps"] < 200
-    assert len(rows(tmp_path)) == done["grpo"]["steps"]
-    assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
+    assert len(rows(folder)) == done["grpo"]["steps"]
+    assert (folder / "out" / "model" / "model.safetensors").is_file()

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 from stockade.agent._node import dumps, run_agent
 
+_LAST_S = 5.0
+
 
 def main() -> int:
     """Run a node agent."""
@@ -27,8 +29,14 @@ def main() -> int:
         with contextlib.suppress(BrokenPipeError), open(ready, "wb") as file:  # the owner may be gone already
             file.write(dumps(message))
 
+    async def run() -> int:
+        code = await run_agent(spec, tell)
+        # The record is closed and every sandbox is dead; a task that will not end must not keep the process.
+        asyncio.get_running_loop().call_later(_LAST_S, os._exit, code)
+        return code
+
     os.set_inheritable(ready, False)
-    return asyncio.run(run_agent(spec, tell))
+    return asyncio.run(run())
 
 
 if __name__ == "__main__":

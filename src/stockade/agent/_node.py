@@ -195,9 +195,9 @@ class Node:
 
     async def _stop(self, service: NodeService, writer: ChainWriter, reason: str, person: str | None) -> None:
         begun = time.monotonic_ns()
-        writer.append("control.stop", severity=5, reason=reason, person=person, source="STOP")
-        ended = await service.stop()
+        ended = await service.stop()  # first: a record that cannot be written must not keep anything alive
         latency = time.monotonic_ns() - begun
+        writer.append("control.stop", severity=5, reason=reason, person=person, source="STOP")
         writer.append("control.kill", severity=5, reason=reason, person=person, rollouts=ended, latency_ns=latency)
 
 

@@ -119,13 +119,13 @@ class Run:
                 f"the node agent did not start within {_START_S:g} s", hint="see: stockade doctor"
             ) from error
         if not said:
-            await self._process.wait()
+            await self._end(self._process)
             raise AgentGone(
                 "the node agent ended before it served", hint="its message stands above; see: stockade doctor"
             )
         self._told = json.loads(said)
         if "error" in self._told:
-            await self._process.wait()
+            await self._end(self._process)
             raise _rebuilt(self._told)
         self._client = BrokerClient(
             self.environment["STOCKADE_BROKER_SOCKET"], self.environment["STOCKADE_BROKER_TOKEN"]
@@ -141,14 +141,17 @@ class Run:
             return
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
+        await self._end(process)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Wait until the agent has ended; one that does not is killed, and that is an error."""
         try:
             await asyncio.wait_for(process.wait(), _SEAL_S)
         except TimeoutError as error:
             process.kill()
             await process.wait()
-            raise AgentGone(
-                f"the node agent did not end within {_SEAL_S:g} s", hint="the record is not sealed"
-            ) from error
+            hint = "the record is not sealed"
+            raise AgentGone(f"the node agent did not end within {_SEAL_S:g} s", hint=hint) from error
 
     def rollout(
         self,

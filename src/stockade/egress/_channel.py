@@ -125,7 +125,7 @@ class Channel:
         except TimeoutError:
             self.kill()
             await self.ended.wait()
-        await self._reaper
+        await asyncio.wait([self._reaper])
 
     async def _send(self, packet: bytes, fds: Sequence[int]) -> None:
         async with self._sending:
@@ -186,10 +186,12 @@ class Channel:
                 waiting.set_exception(ChannelLost("the worker is gone"))
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
-        await process.wait()
-        self._readable()  # what it said last, usage above all, is still in the socket
-        self._hang_up()
-        self.ended.set()
+        try:
+            await process.wait()
+            self._readable()  # what it said last, usage above all, is still in the socket
+        finally:
+            self._hang_up()
+            self.ended.set()
 
 
 def answer_table(message: Mapping[str, Json], key: str) -> Message:

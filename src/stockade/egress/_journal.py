@@ -2,8 +2,8 @@
 
 A decision is on record before the first byte of what it allows is forwarded; if it cannot be written the answer is
 no (egress case 102). Denials allow nothing, so a flood of them may be folded (case 103): of equal denials the first
-few of a second are written as they come, the others are counted and written as one event at the end of it. No
-count is lost while the worker lives; SIGKILL loses what the running second has folded.
+few of a second are written as they come, the others are counted and written as one event with ``count`` at the end
+of it. No count is lost while the worker lives; SIGKILL loses what the running second has folded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stockade.egress.gate import Reason
-from stockade.events import SCHEMA, ChainHead, ChainWriter, Event, EventVerdict, Value
+from stockade.events import KINDS, ChainHead, ChainWriter, Event, EventVerdict, Value
 
 FOLD_WINDOW_S = 1.0
 _SINGLE_PER_KEY = 5
@@ -32,7 +32,6 @@ _SEVERITY: Mapping[Reason, int] = {
     Reason.INTERNAL_ERROR: 4,
 }
 _DENIED_SEVERITY = 3
-_COUNT_FIELD = "count"
 
 _Key = tuple[str, Reason, Value, Value]
 
@@ -112,10 +111,7 @@ class Journal:
         self._seen.clear()
         self._singles = 0
         for (kind, reason, _host, _port), fold in folds.items():
-            fields: dict[str, Value] = {**fold.fields, "detail": f"{fold.count} denials like this, folded"}
-            if _COUNT_FIELD in SCHEMA[kind].optional:
-                fields[_COUNT_FIELD] = fold.count
-            self._write_denial(kind, reason, fields)
+            self._write_denial(kind, reason, {**fold.fields, "count": fold.count})
 
     def _write_denial(self, kind: str, reason: Reason, fields: Mapping[str, Value]) -> None:
         severity = _SEVERITY.get(reason, _DENIED_SEVERITY)
@@ -138,7 +134,7 @@ class Journal:
 def _common(key: _Key, fields: Mapping[str, Value]) -> dict[str, Value]:
     """Return the fields that all members of a fold share; what is required but differs is null."""
     kind, reason, host, port = key
-    common: dict[str, Value] = dict.fromkeys(SCHEMA[kind].required)
+    common: dict[str, Value] = dict.fromkeys(KINDS[kind])
     common |= {"reason": reason.value, "server.address": host, "server.port": port}
     if host is not None and "rule" in fields:
         common["rule"] = fields["rule"]

@@ -13,7 +13,6 @@ import resource
 import signal
 import struct
 import sys
-from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -33,14 +32,6 @@ _CODECS = ("ascii", "latin-1", "utf-8", "unicode_escape", "idna", "punycode")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-
-
-@dataclass(frozen=True, slots=True)
-class Lockdown:
-    """What was enforced: ``landlock`` is ``"abi-N"`` or ``"unenforced"``, ``nofile`` the descriptor limit."""
-
-    landlock: str
-    nofile: int
 
 
 def raise_nofile() -> int:

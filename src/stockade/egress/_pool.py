@@ -85,7 +85,11 @@ class EgressPool:
     async def start(self) -> None:
         """Start all workers; raises :class:`EgressFault` if one cannot be started."""
         try:
-            await asyncio.gather(*(self._open(slot) for slot in self._slots))
+            # All of them to their end: one left behind would still be starting when the pool is closed.
+            opened = await asyncio.gather(*(self._open(slot) for slot in self._slots), return_exceptions=True)
+            for failure in opened:
+                if failure is not None:
+                    raise failure
         except BaseException:
             await self.aclose()
             raise
@@ -123,6 +127,8 @@ class EgressPool:
         with the earlier part of this chain; both are duplicated, the caller keeps its own. Raises
         :class:`EgressFault`, and RecordError if the file cannot be gone on with.
         """
+        if self._closing:
+            raise EgressFault("the egress pool is closed")
         if any(rollout_id in slot.held for slot in self._slots):
             raise EgressFault(f"{rollout_id} is attached already")
         held = Held(rollout_id, context, rules.to_json(), os.dup(listener), os.dup(record), record_path)
@@ -272,7 +278,10 @@ class EgressPool:
                 held.usage = Usage.from_json(answer_table(answer, "usage"))
                 if answer.get("broken") is not False:
                     raise RecordError(f"the record of {held.rollout_id} broke")
-                return head_from(answer_table(answer, "head"))
+                head = recover_head(held.path)
+                if head != head_from(answer_table(answer, "head")):
+                    raise RecordError(f"the record of {held.rollout_id} is not what its worker wrote")
+                return head
             except (ChannelLost, Refused, WireError):
                 channel.kill()
                 await channel.ended.wait()  # only a dead worker writes no more

@@ -55,7 +55,10 @@ class Server:
             host, _, port = text.partition(":")
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise ValueError(f"{text!r} is not the address of a resolver")
-        return cls(Address.parse(host), int(port))
+        try:
+            return cls(Address.parse(host), int(port))
+        except ValueError:
+            raise ValueError(f"{text!r} is not the address of a resolver") from None
 
     @property
     def family(self) -> socket.AddressFamily:

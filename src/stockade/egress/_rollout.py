@@ -17,7 +17,7 @@ from stockade.egress._splice import Pipes
 from stockade.egress._usage import Usage
 from stockade.egress.gate import Address, Budget, Reason, Rules
 from stockade.errors import RecordError
-from stockade.events import KINDS, Value
+from stockade.events import KINDS, ChainHead, Value
 
 if TYPE_CHECKING:
     from stockade.egress._connection import Connection
@@ -26,8 +26,8 @@ _ACCEPTS_PER_EVENT = 16
 _LINGERING_REFUSALS = 32
 _ACCEPT_PAUSE_S = 0.1
 _REPORTS_PER_CAP = 16
-_CONNECTIONS_PER_LIFE = 1 << 20
-"""Where the numbers of a restarted worker's connections begin after those of its forerunner."""
+_CONNECTIONS_PER_EVENT = 1 << 20
+"""More connections than can come between two events; their numbers stay below 2**53 for 2**33 events."""
 
 
 class Connect(Protocol):
@@ -119,7 +119,7 @@ class Rollout:
 
     def usage(self) -> Usage:
         """Return what was used up so far."""
-        return Usage(self.budget.export(), self.journal.requests, self.journal.denied, self.numbered)
+        return Usage(self.budget.export(), self.journal.requests, self.journal.denied)
 
     def touch(self) -> None:
         """Bytes moved: report at once when much was spent since the last report, for the case of a crash."""
@@ -224,6 +224,9 @@ class Rollout:
         self.on_broken(self)
 
 
-def first_number(previous: Usage | None) -> int:
-    """Return the number before the first connection of this worker's life, past all earlier ones."""
-    return 0 if previous is None else previous.connections + _CONNECTIONS_PER_LIFE
+def first_number(start: ChainHead | None) -> int:
+    """Return the number before the first connection of this worker's life.
+
+    After a restart it lies past all earlier ones that are on record: the chain has grown since that life began.
+    """
+    return 0 if start is None else start.seq * _CONNECTIONS_PER_EVENT

@@ -16,13 +16,12 @@ class Usage:
     """What a rollout used up so far.
 
     ``budget`` is :meth:`stockade.egress.gate.Budget.export`, with ``bytes_out`` and ``bytes_in`` among it;
-    ``requests`` and ``denied`` count decisions; ``connections`` is the number of the last connection.
+    ``requests`` and ``denied`` count decisions.
     """
 
     budget: Mapping[str, int]
     requests: int = 0
     denied: int = 0
-    connections: int = 0
 
     @property
     def bytes_out(self) -> int:
@@ -36,18 +35,13 @@ class Usage:
 
     def to_json(self) -> Message:
         """Return the JSON form."""
-        return {
-            "budget": dict(self.budget),
-            "requests": self.requests,
-            "denied": self.denied,
-            "connections": self.connections,
-        }
+        return {"budget": dict(self.budget), "requests": self.requests, "denied": self.denied}
 
     @classmethod
     def from_json(cls, message: Mapping[str, Json]) -> Usage:
         """Return the usage in its JSON form, or raise :class:`WireError`."""
         budget = table(message, "budget")
-        counts = [number(message, key) for key in ("requests", "denied", "connections")]
+        counts = [number(message, key) for key in ("requests", "denied")]
         if min(counts) < 0:
             raise WireError("control message: a count is negative")
         return cls({key: number(budget, key) for key in budget}, *counts)

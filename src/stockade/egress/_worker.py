@@ -125,11 +125,12 @@ class Worker:
         servers = [Server.parse(text) for text in _wire.texts(message, "resolvers")]
         self._shell.resolver.servers = servers
         self._take_own(message)
+        # Before the uid changes: Python may lie in a home that only the agent's user can read.
+        preload()
+        _lockdown.preload_codecs()
         nofile = _lockdown.raise_nofile()
         _lockdown.drop_privileges(_id(message, "uid"), _id(message, "gid"))
         _lockdown.harden_process()
-        preload()
-        _lockdown.preload_codecs()
         landlock = _lockdown.lock_down()
         _lockdown.forget_paths()
         self._configured = True
@@ -147,12 +148,8 @@ class Worker:
             raise WireError("attach takes two descriptors: listener, record")
         rules = Rules.from_json(_wire.text(message, "rules"))
         usage = None if message.get("usage") is None else Usage.from_json(_wire.table(message, "usage"))
-        writer = ChainWriter(
-            fds[1],
-            context_from(_wire.table(message, "context")),
-            Producer.EGRESS,
-            start=None if message.get("chain_start") is None else head_from(_wire.table(message, "chain_start")),
-        )
+        start = None if message.get("chain_start") is None else head_from(_wire.table(message, "chain_start"))
+        writer = ChainWriter(fds[1], context_from(_wire.table(message, "context")), Producer.EGRESS, start=start)
         if "own_addresses" in message:
             self._take_own(message)
         budget = Budget(rules.limits, now=time.monotonic(), state=None if usage is None else dict(usage.budget))
@@ -170,7 +167,7 @@ class Worker:
             on_broken=self._on_broken,
             on_spent=self._report,
             connect=Connection,
-            numbered=first_number(usage),
+            numbered=first_number(start),
             revoked=message.get("revoked") is True,
             reported_bytes=budget.bytes_out + budget.bytes_in,
         )

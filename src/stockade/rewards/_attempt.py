@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from stockade.errors import AgentGone, BrokerError, StockadeError, Stopped
+from stockade.errors import AgentGone, BrokerError, StockadeError
 from stockade.gym import SOLUTION, WORKSPACE, artifact_path
 from stockade.rewards._door import Ended, attested, attested_by, close_quietly, ended_by, open_episode
 from stockade.rewards._verdict import Sample, Verdict, plain
@@ -116,15 +116,18 @@ async def _roll_out(episode: Episode, task: Task, python: str) -> dict[str, byte
 
 
 async def _collect(episode: Episode, task: Task) -> dict[str, bytes]:
+    """Take the declared files that can be had.
+
+    A missing file, a link, a FIFO, a closed folder, a gigabyte: the tree belongs to whoever wrote the program, so
+    whatever fails while it is read is the program's doing, even where the broker was surprised (``backend_error``).
+    If the node itself failed, closing the episode attests it.
+    """
     found: dict[str, bytes] = {}
     for name in task.artifacts:
         try:
             found[name] = await episode.read_file(artifact_path(name))
-        except (AgentGone, Stopped):
-            raise
         except BrokerError as error:
-            # A missing file, a link, a FIFO, a directory, a gigabyte: all the program's doing, so the file
-            # just is not there. Only what the broker attests as its own failure is one.
-            if ended_by(error) is not None:
+            end = ended_by(error)
+            if isinstance(error, AgentGone) or (end is not None and end.verdict is Verdict.STOPPED):
                 raise
     return found

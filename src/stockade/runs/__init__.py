@@ -6,8 +6,7 @@ from stockade.runs._admission import Admitted, Ask, Held, RunState, admit
 from stockade.runs._layout import LAYOUT_VERSION, RunDirectory, StopRequest, runs_in
 from stockade.runs._lifecycle import MOVES, WIRE_STATUS, Lifecycle, Stage
 from stockade.runs._report import ReportFiles, Section, write_report
-from stockade.runs._state import state_dir
-from stockade.runs._summary import (
+from stockade.runs._rows import (
     DenialRow,
     ExitRow,
     HostRow,
@@ -16,8 +15,9 @@ from stockade.runs._summary import (
     RolloutRow,
     RunSummary,
     StopRow,
-    summarise,
 )
+from stockade.runs._state import state_dir
+from stockade.runs._summary import summarise
 
 __all__ = [
     "LAYOUT_VERSION",

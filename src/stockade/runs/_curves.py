@@ -19,6 +19,7 @@ from stockade.runs._chart import MEAN_OVER, Point, Series, line_chart
 from stockade.runs._files import read_regular
 
 _LIMIT_BYTES = 64 << 20
+_BIGGEST = 1e12  # an exploded loss may be called reward; the chart could not show it
 _MAIN, _CONTROL = "training", "control"
 
 
@@ -86,7 +87,7 @@ def _finite(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) and abs(number) < 1e12 else None
+    return number if math.isfinite(number) and abs(number) < _BIGGEST else None
 
 
 def _read(path: Path) -> bytes:

@@ -25,7 +25,8 @@ from markupsafe import Markup
 
 from stockade.errors import RunError
 from stockade.runs._curves import Curves, read_curves
-from stockade.runs._summary import UNENDED, RolloutRow, RunSummary, summarise
+from stockade.runs._rows import RolloutRow, RunSummary
+from stockade.runs._summary import UNENDED, summarise
 
 if TYPE_CHECKING:
     import jinja2

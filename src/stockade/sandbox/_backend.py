@@ -146,7 +146,8 @@ class BubblewrapBackend:
                     raise SandboxFault(f"cannot make the namespaces: {message['error']}", hint="see: stockade doctor")
                 outer = message["pid"]
                 self._outer[outer] = asyncio.get_running_loop().create_future()
-                kept.callback(_kill, os.pidfd_open(outer))
+                outer_pidfd = os.pidfd_open(outer)
+                kept.callback(_kill, outer_pidfd)
                 report.send(b"g")
                 init = await _child_pid(info)
                 await _ready(control)
@@ -169,6 +170,7 @@ class BubblewrapBackend:
                     f"the sandbox did not start: {said or error}", hint="see: stockade doctor"
                 ) from error
             kept.pop_all()  # the sandbox's now
+            os.close(outer_pidfd)
         self._live[outer] = sandbox
         return sandbox
 

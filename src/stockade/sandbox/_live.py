@@ -56,6 +56,8 @@ class LiveSandbox:
         self._next_id = 1
         self._oom_kills = _proc.oom_kills()
         self._memory_bytes = 0
+        self.frozen = False
+        self._destroyed = False
         self._usage = Usage()
         self._started_ns = time.monotonic_ns()
         self.on_gone: Callable[[], None] | None = None
@@ -125,8 +127,11 @@ class LiveSandbox:
         return self._ended
 
     async def destroy(self) -> None:
-        """Kill what is left and give back every descriptor; the files are gone after it."""
+        """Kill what is left and give back every descriptor; the files are gone after it. Idempotent."""
         await self.kill(Exit(ExitKind.CLOSED))
+        if self._destroyed:  # closed twice, a number may by then be another sandbox's
+            return
+        self._destroyed = True
         self._control.close()
         os.close(self._init_pidfd)
         os.close(self.root_fd)
@@ -337,18 +342,26 @@ class LiveSandbox:
     # ---- the rest
 
     async def freeze(self) -> None:
-        """Stop every process (SIGSTOP cannot be caught); repeated until a pass finds all of them stopped."""
+        """Stop every process (SIGSTOP cannot be caught) until two passes find the same ones, all stopped.
+
+        A timer that sends SIGCONT wakes a stopped process: the watchdog ends a sandbox in which one runs on.
+        """
+        before: list[int] = []
         for _ in range(_FREEZE_ROUNDS):
             if self._ended is not None:
                 return
             _proc.signal_tree(self.init_pid, signal.SIGSTOP)
-            if all(_proc.stopped(pid) for pid in _proc.descendants(self.init_pid)):
+            found = sorted(_proc.descendants(self.init_pid))
+            if found == before and all(_proc.stopped(pid) for pid in found):
+                self.frozen = True
                 return
+            before = found  # what forks and exits all the time is gone before it can be stopped
             await asyncio.sleep(0.005)
         raise SandboxFault(f"{self.rollout_id}: could not be frozen")
 
     async def thaw(self) -> None:
         """Let every process go on."""
+        self.frozen = False
         _proc.signal_tree(self.init_pid, signal.SIGCONT)
 
     def note(self, memory_bytes: int, cpu_ns: int) -> None:

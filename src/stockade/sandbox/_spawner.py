@@ -12,6 +12,7 @@ bubblewrap's ``--die-with-parent``, every sandbox.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -42,13 +43,14 @@ def main() -> None:
     poll = select.poll()
     poll.register(agent, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if wake_read in ready:
-            _drain(wake_read)
-            _reap(agent)
-        if agent.fileno() in ready and not _serve(agent):
-            return
+    with contextlib.suppress(ConnectionError):  # the agent closed its end with answers unread
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if wake_read in ready:
+                _drain(wake_read)
+                _reap(agent)
+            if agent.fileno() in ready and not _serve(agent):
+                return
 
 
 def _drain(fd: int) -> None:

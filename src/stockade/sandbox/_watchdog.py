@@ -23,7 +23,9 @@ from stockade.sandbox._types import Exit, ExitKind
 
 PERIOD_S = 0.05
 _STARVED_ROUNDS = 8  # rounds at the task limit before it is a bomb and not a burst
-_HIDDEN_ROUNDS = 3  # a command is undumpable, as the guest is, for the instant between its fork and its exec
+# A command is undumpable, as the guest is, between its fork and its exec: short commands one after the other, or one on
+# a busy machine, are met like that several times in a row.
+_HIDDEN_ROUNDS = 20
 
 
 class Watched(Protocol):
@@ -32,6 +34,7 @@ class Watched(Protocol):
     limits: SandboxLimits
     root_fd: int
     init_pid: int
+    frozen: bool
 
     @property
     def ended(self) -> Exit | None: ...
@@ -88,6 +91,8 @@ class Watchdog:
     def _measure(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:
         limits = sandbox.limits
         found = _proc.footprint(sandbox.init_pid)
+        if sandbox.frozen and not all(_proc.stopped(pid) for pid in found.pids):
+            return Exit(ExitKind.GUEST_LOST, evidence="a process of it ran on while it was frozen")
         disk = os.fstatvfs(sandbox.root_fd)
         files = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
         commands = tuple(pid for pid in found.pids if pid != sandbox.init_pid)

@@ -68,7 +68,14 @@ def train(
     )
     began = time.monotonic()
     with MetricsFile(metrics_path) as metrics:
-        watch = Watch(book, metrics, progress, phase=phase, total=settings.steps, patience=settings.patience if phase == "grpo" else None)
+        watch = Watch(
+            book,
+            metrics,
+            progress,
+            phase=phase,
+            total=settings.steps,
+            patience=settings.patience if phase == "grpo" else None,
+        )
         trainer = GRPOTrainer(
             model=model,
             processing_class=tokenizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from random import Random
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from stockade.training._arithmetic import Judged, Settled, coin_flips, reason_to
 from stockade.training._scoring import Sample, Scorer
 from stockade.training._toy import ToyTask
 
-RewardFunction = Callable[..., Awaitable[list[float | None]]]
+RewardFunction = Callable[..., Coroutine[None, None, list[float | None]]]
 """TRL calls it with the batch's columns by keyword; ``None`` masks a sample."""
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -21,6 +21,7 @@ from stockade.policy import Policy, Service
 from stockade.training._job import Job, ResolvedJob, Settings
 
 PATHS: Final = ("/v1/rate", "/v1/cost")
+LOOPBACK: Final = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 COST: Final = 1_000_003
 SOCKET_TIMEOUT_S: Final = 10
 RATE_SPAN: Final = 80
@@ -59,7 +60,7 @@ def service_of(job: Job, policy: Policy) -> Service:
             hint=f"it has: {', '.join(sorted(known)) or 'none'}",
         )
     problem = None
-    if not ip_address(service.address).is_loopback:
+    if not _is_loopback(service.address):
         problem = f"{service.address} is not this machine, where the toy service runs", "write 127.0.0.1"
     elif "GET" not in service.methods or not any(glob.matches(PATHS[0]) for glob in service.paths):
         problem = f"does not allow GET {PATHS[0]}, so that no service task can be solved", f"add {PATHS[0]} to paths"
@@ -68,6 +69,11 @@ def service_of(job: Job, policy: Policy) -> Service:
             problem[0], path=job.policy, line=service.source_line, key=f"services ({service.name})", hint=problem[1]
         )
     return service
+
+
+def _is_loopback(address: str) -> bool:
+    here = ip_address(address)
+    return any(here in network for network in LOOPBACK if network.version == here.version)
 
 
 @contextmanager

@@ -319,7 +319,9 @@ def test_egress_case_072_big_and_many_headers():
     assert len(parse_head(head(b"http://a.com/", *[b"X: 1"] * 99), LIMITS).headers) == 99
     exact = HeadLimits(header_bytes=len(head()))
     assert find_head(head(), exact) == len(head())
-    assert refused(head(), HeadLimits(header_bytes=len(head()) - 1)).status == 431
+    for limit in (len(head()) - 1, len(head()) - 4):
+        with pytest.raises(Malformed, match="over"):
+            find_head(head(), HeadLimits(header_bytes=limit))
     # h11 takes 200 KiB that come in one read.
     server = h11.Connection(h11.SERVER)
     server.receive_data(head(b"/", b"X: " + b"a" * (200 << 10)))

@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from stockade.egress import _wire
+from stockade.egress._channel import worker_environment
 from stockade.egress.gate import Rules
 from stockade.events import Context
 from stockade.ids import new_rollout_id
 from stockade.policy import load_operator, parse_policy
 from tests.egress.netlab import RESOLVER, WORKER_OWN, NetLab
-from tests.support import ROOT
 
 TIMEOUT_S = 15.0
 
@@ -86,7 +86,16 @@ class Attached:
 class Worker:
     """The real worker process, inside the lab."""
 
-    def __init__(self, lab: NetLab, folder: Path, *, file_size: int | None = None, nofile: int | None = None) -> None:
+    def __init__(
+        self,
+        lab: NetLab,
+        folder: Path,
+        *,
+        file_size: int | None = None,
+        nofile: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+    ) -> None:
         self.folder = folder
         self.news: list[dict[str, Any]] = []
         self._number = 0
@@ -105,10 +114,10 @@ class Worker:
             self.process = subprocess.Popen(
                 lab.command(argv),
                 pass_fds=[theirs.fileno()],
-                env={"PYTHONPATH": str(ROOT / "src")},
+                env=worker_environment(),
                 preexec_fn=limit,  # noqa: PLW1509 - the limits of one child, set before any thread could mind
             )
-        self.ready = self.ask("configure", resolvers=[RESOLVER], own_addresses=[WORKER_OWN], uid=None, gid=None)
+        self.ready = self.ask("configure", resolvers=[RESOLVER], own_addresses=[WORKER_OWN], uid=uid, gid=gid)
 
     def ask(self, op: str, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
         """Send one request and return its answer; news that come before it are kept."""

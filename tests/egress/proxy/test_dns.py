@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ def ask(rollout: Attached, url: str = URL) -> Reply:
         ("169.254.169.254", "metadata_address"),
         ("192.168.7.7", "internal_address"),
         ("100.64.0.9", "internal_address"),
-        ("0.0.0.0", "internal_address"),  # noqa: S104 - the address is the attack
+        ("0.0.0.0", "internal_address"),
         ("fd00::5", "internal_address"),
         ("::1", "internal_address"),
         ("::ffff:10.0.0.5", "internal_address"),
@@ -64,9 +65,7 @@ def test_egress_case_025_internal_addresses_can_be_reached_without_the_gate(addr
     assert inner.connections == 1
 
 
-def test_egress_case_026_the_checked_address_is_the_dialled_one(
-    rollout: Attached, origin: Origin, lab: NetLab
-) -> None:
+def test_egress_case_026_the_checked_address_is_the_dialled_one(rollout: Attached, origin: Origin, lab: NetLab) -> None:
     inner = lab.http("10.0.0.26", 80)
     lab.add_host("plain.example.org", "11.0.0.5", then=[("10.0.0.26",)])
     queries = len(lab.dns.queries)
@@ -150,7 +149,9 @@ def test_egress_case_042_nothing_is_asked_about_a_denied_name(rollout: Attached,
         assert client.connect("tunnel.example.org", 22).reason == "port_not_allowed"
     assert lab.dns.queries[queries:] == []
     # Without the gate the name would have left with the query.
-    lab.dns.answer(bytes.fromhex("000101000001000000000000") + b"\x06secret\x04evil\x07example\x00\x00\x01\x00\x01", tcp=False)
+    lab.dns.answer(
+        bytes.fromhex("000101000001000000000000") + b"\x06secret\x04evil\x07example\x00\x00\x01\x00\x01", tcp=False
+    )
     assert lab.dns.queries[-1] == ("secret.evil.example", "A")
 
 
@@ -179,11 +180,11 @@ def test_queries_come_from_many_ports_with_many_ids(worker: Worker, rollout: Att
         for _ in range(8):
             ask(serve)
     finally:
-        del lab.dns.answer  # type: ignore[method-assign]
+        del lab.dns.answer
     ids = [packed for _, packed in sorted(seen)]
     assert len(ids) == 16
     assert len(set(ids)) > 12
-    steps = {int.from_bytes(b, "big") - int.from_bytes(a, "big") for a, b in zip(ids, ids[1:], strict=False)}
+    steps = {int.from_bytes(b, "big") - int.from_bytes(a, "big") for a, b in itertools.pairwise(ids)}
     assert len(steps) > 8, "ids follow a pattern"
 
 

@@ -203,7 +203,15 @@ def test_bodies_by_length(size: int, rollout: Attached, origin: Origin) -> None:
 
 
 def test_chunked_request_is_framed_anew_without_extensions(rollout: Attached, origin: Origin) -> None:
-    pieces = [HEAD, b"Transfer-Encoding: chunked\r\n\r\n", b"3;secret=1\r\nab", b"c\r\n1", b"0\r\n", b"d" * 16, b"\r\n0\r\n"]
+    pieces = [
+        HEAD,
+        b"Transfer-Encoding: chunked\r\n\r\n",
+        b"3;secret=1\r\nab",
+        b"c\r\n1",
+        b"0\r\n",
+        b"d" * 16,
+        b"\r\n0\r\n",
+    ]
     with rollout.connect() as client:
         for piece in [*pieces, b"X-Trailer: secret\r\n", b"\r\n"]:
             client.send(piece)
@@ -229,7 +237,10 @@ def test_egress_case_054_bad_chunk_after_the_head_ends_the_exchange(rollout: Att
 @pytest.mark.parametrize(
     ("raw", "body"),
     [
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=1\r\nabc\r\n2\r\nde\r\n0\r\nT: v\r\n\r\n", b"abcde"),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=1\r\nabc\r\n2\r\nde\r\n0\r\nT: v\r\n\r\n",
+            b"abcde",
+        ),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end", b"until the end"),
         (b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok"),
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok"),
@@ -345,7 +356,9 @@ def test_an_early_answer_ends_the_connection_after_it(rollout: Attached, lab: Ne
 def test_egress_case_060_and_071_hop_by_hop_and_credentials_stay_here(rollout: Attached, origin: Origin) -> None:
     fields = ("Connection: X-Hop, Upgrade, HTTP2-Settings", "X-Hop: 1", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
     with rollout.connect() as client:
-        reply = client.get(URL, *fields, "Proxy-Authorization: Basic c2VjcmV0", "Proxy-Connection: keep-alive", "X-Keep: 1")
+        reply = client.get(
+            URL, *fields, "Proxy-Authorization: Basic c2VjcmV0", "Proxy-Connection: keep-alive", "X-Keep: 1"
+        )
     assert reply.status == 200
     request = origin.received[0]
     for name in ("X-Hop", "Upgrade", "HTTP2-Settings", "Proxy-Authorization", "Proxy-Connection"):
@@ -418,10 +431,12 @@ def test_egress_case_089_a_claimed_identity_is_only_a_claim(worker: Worker, roll
 
 
 def test_egress_case_101_nothing_forges_the_log(rollout: Attached) -> None:
-    hosts = [b"a\x1b[31m.example.org", b'a".example.org', b"a" * 65000 + b".example.org", b"evil\r\n{\"seq\":1}"]
+    hosts = [b"a\x1b[31m.example.org", b'a".example.org', b"a" * 65000 + b".example.org", b'evil\r\n{"seq":1}']
     for host in hosts:
         with rollout.connect() as client:
-            client.send(b"GET http://" + host + b"/\x1b]0;x HTTP/1.1\r\nHost: x\r\nX-A: \xff\xe2\x80\xae\r\n\r\n").rest()
+            client.send(
+                b"GET http://" + host + b"/\x1b]0;x HTTP/1.1\r\nHost: x\r\nX-A: \xff\xe2\x80\xae\r\n\r\n"
+            ).rest()
     rollout.wait("net.request", len(hosts))
     raw = rollout.record.read_bytes()
     assert raw.isascii()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import socket
 import ssl
@@ -87,7 +88,7 @@ def test_egress_case_022_listed_host_unlisted_port(port: int, rollout: Attached,
     origin.close()
 
 
-@pytest.mark.parametrize("port", ["83616", "+443", " 443", "0443", "0", "", "４４３", "99999999999999999999"])  # noqa: RUF001
+@pytest.mark.parametrize("port", ["83616", "+443", " 443", "0443", "0", "", "４４３", "99999999999999999999"])
 def test_egress_case_023_port_syntax(port: str, worker: Worker, rollout: Attached, echo: Origin) -> None:
     connections, faults = echo.connections, worker.ask("stats")["faults"]
     with rollout.connect() as client:
@@ -183,7 +184,7 @@ def test_a_first_flight_that_is_too_large(rollout: Attached, echo: Origin) -> No
         client.send(big)
         assert client.rest() == b""
     end = rollout.last()
-    assert (end["reason"], end["detail"]) == ("not_tls", "first flight too large")
+    assert (end["verdict"], end["reason"], end["bytes_out"]) == ("denied", "not_tls", 0)
     assert bytes(echo.data) == b""
 
 
@@ -234,8 +235,8 @@ def test_a_tunnel_has_a_total_time(worker: Worker, echo: Origin) -> None:
         assert client.connect(HOST).status == 200
         client.send(HELLO)
         begin = time.monotonic()
-        with pytest.raises((EOFError, OSError)):
-            while True:
+        with contextlib.suppress(EOFError, OSError):
+            while time.monotonic() - begin < 5:
                 client.send(b"x").take(1)
                 time.sleep(0.05)
     assert time.monotonic() - begin < 3
@@ -347,7 +348,8 @@ def test_bytes_in_cap_holds_to_the_byte(over: int, worker: Worker, lab: NetLab) 
         assert len(client.rest()) <= cap
     end = rollout.last()
     assert end["bytes_in"] == cap
-    assert end["reason"] == ("bytes_in_exceeded" if over else "client_closed")
+    # Both sides end at once when nothing is over: either may be seen first.
+    assert end["reason"] in (("bytes_in_exceeded",) if over else ("client_closed", "upstream_closed"))
 
 
 def test_egress_case_105_the_byte_cap_is_shared_by_all_connections(worker: Worker, echo: Origin) -> None:
@@ -394,8 +396,7 @@ def test_a_slow_reader_does_not_make_the_worker_grow(worker: Worker, rollout: At
         client.send(hellos.made(b"f.wild.example.org"))
         client.sock.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            for _ in range(4096):
-                client.sock.sendall(b"x" * 65536)
+            client.sock.sendall(bytes(256 * MIB))
     assert rss(worker.process.pid) - before < 4 * MIB
 
 

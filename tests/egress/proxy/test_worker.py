@@ -1,0 +1,214 @@
+"""The worker as a process: what it gives up, whom it obeys, when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stockade.egress import _wire
+from stockade.egress._channel import worker_environment
+from stockade.egress._wire import WireError
+from tests.egress.netlab import RESOLVER, NetLab
+from tests.egress.proxy.harness import Worker, rules, running
+from tests.support import requires, requires_root
+
+LOCKED = """
+import os, socket, sys
+from stockade.egress import _lockdown
+_lockdown.harden_process()
+print(_lockdown.lock_down())
+for attempt in (
+    lambda: open("/etc/passwd").read(),
+    lambda: os.listdir("/"),
+    lambda: os.open("/tmp/x", os.O_CREAT | os.O_WRONLY),
+    lambda: os.mkdir("/tmp/stockade-test-dir"),
+    lambda: os.execv("/bin/true", ["true"]),
+):
+    try:
+        attempt()
+        print("allowed")
+    except OSError as error:
+        print(error.errno)
+reader, writer = os.pipe()
+os.write(writer, b"pipes still work\\n")
+print(os.read(reader, 64).decode(), end="")
+"""
+
+
+def status(pid: int) -> dict[str, str]:
+    """Return /proc/PID/status as a mapping."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def test_lock_down_denies_every_file() -> None:
+    argv = [sys.executable, "-c", LOCKED]
+    done = subprocess.run(argv, env=worker_environment(), capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    requires(lines[0] != "unenforced", "no Landlock")
+    assert lines[1:] == ["13", "13", "13", "13", "13", "pipes still work"]
+
+
+def test_the_same_attempts_succeed_without_lock_down() -> None:
+    code = LOCKED.replace("print(_lockdown.lock_down())", "print('none')").replace("/tmp/x", "/dev/null")
+    code = (
+        code.replace('lambda: os.mkdir("/tmp/stockade-test-dir"),', "").split("    lambda: os.execv")[0]
+        + "):\n"
+        + (
+            "    try:\n        attempt()\n        print('allowed')\n    except OSError as error:\n        print(error.errno)\n"
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=worker_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["none", "allowed", "allowed", "allowed"]
+
+
+def test_the_worker_says_what_was_enforced(worker: Worker) -> None:
+    ready = worker.ready
+    assert ready["landlock"].startswith("abi-") or ready["landlock"] == "unenforced"
+    assert ready["nofile"] >= 1024
+    assert status(worker.process.pid)["NoNewPrivs"] == "1"
+    requires(ready["landlock"] != "unenforced", "no Landlock")
+
+
+def test_a_root_worker_drops_to_the_uid_it_is_given(lab: NetLab, tmp_path: Path) -> None:
+    requires_root()
+    with running(lab, tmp_path, uid=65534, gid=65534) as worker:
+        found = status(worker.process.pid)
+        assert found["Uid"].split() == ["65534"] * 4
+        assert found["Gid"].split() == ["65534"] * 4
+        assert found["Groups"] == ""
+        assert found["CapEff"].strip("0") == ""
+        rollout = worker.attach()
+        with rollout.connect() as client:
+            assert client.connect("evil.example.org").status == 403
+        assert rollout.last("net.connect")["verdict"] == "denied"
+
+
+def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fd = theirs.fileno()
+    code = (
+        "import subprocess, sys\n"
+        f"argv = [sys.executable, '-m', 'stockade.egress', '--control-fd', '{fd}']\n"
+        f"subprocess.Popen(argv, pass_fds=[{fd}])\n"
+        "sys.stdin.read()\n"
+    )
+    env = worker_environment()
+    with subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], env=env, stdin=subprocess.PIPE) as parent:
+        theirs.close()
+        ours.settimeout(15)
+        _wire.send(ours, _wire.encode({"op": "configure", "id": 1, "resolvers": [RESOLVER], "own_addresses": []}))
+        answer = _wire.receive(ours)
+        assert answer is not None
+        assert answer[0]["ok"] is True
+        parent.kill()
+        # We hold the control socket open, so only the death of the parent can end the worker.
+        deadline = time.monotonic() + 5
+        while (received := _wire.receive(ours)) is not None:
+            assert "event" in received[0]
+            assert time.monotonic() < deadline
+    ours.close()
+
+
+def test_the_worker_ends_when_the_control_socket_closes(lab: NetLab, tmp_path: Path) -> None:
+    with Worker(lab, tmp_path) as worker:
+        worker.attach()
+        worker.control.shutdown(socket.SHUT_RDWR)
+        assert worker.process.wait(5) == 0
+
+
+def test_shutdown_is_answered(lab: NetLab, tmp_path: Path) -> None:
+    with Worker(lab, tmp_path) as worker:
+        assert worker.ask("ping")["now_ns"] > 0
+        assert worker.ask("shutdown")["ok"] is True
+        assert worker.process.wait(5) == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "what"),
+    [
+        ("attach", {"rollout_id": "x", "rules": rules().to_json()}, "two descriptors"),
+        ("detach", {"rollout_id": "unknown"}, "not attached"),
+        ("revoke", {"rollout_id": "unknown"}, "not attached"),
+        ("configure", {"resolvers": []}, "already configured"),
+        ("frobnicate", {}, "unknown operation"),
+        ("attach", {}, "rollout_id"),
+    ],
+)
+def test_a_request_that_cannot_be_done_is_an_error_answer(
+    op: str, fields: dict[str, Any], what: str, worker: Worker
+) -> None:
+    answer = worker.ask(op, **fields)
+    assert what in answer["error"]
+    assert worker.ask("ping")["ok"] is True
+
+
+def test_egress_case_091_rules_that_cannot_be_read_are_refused(worker: Worker, tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    fd = os.open(tmp_path / "record", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    context = {"run_id": "r", "rollout_id": "ep_x", "policy_digest": "d"}
+    for broken in ("", "[]", "{}", "null", json.dumps({**json.loads(rules().to_json()), "surprise": 1})):
+        answer = worker.ask("attach", (listener.fileno(), fd), rollout_id="ep_x", context=context, rules=broken)
+        assert "ValueError" in answer["error"], broken
+    listener.close()
+    os.close(fd)
+
+
+@pytest.mark.parametrize("packet", [b"not json", b"[]", b'{"op":"ping"}'])
+def test_nonsense_on_the_control_socket_ends_the_worker(packet: bytes, lab: NetLab, tmp_path: Path) -> None:
+    with Worker(lab, tmp_path) as worker:
+        worker.control.send(packet)
+        assert worker.process.wait(5) == 0
+
+
+def test_descriptors_do_not_pile_up(worker: Worker) -> None:
+    def count() -> int:
+        return len(os.listdir(f"/proc/{worker.process.pid}/fd"))
+
+    before = count()
+    for _ in range(20):
+        rollout = worker.attach()
+        with rollout.connect() as client:
+            client.connect("evil.example.org")
+        worker.ask("detach", rollout_id=rollout.rollout_id)
+        rollout.close()
+        worker.ask("attach", rollout_id="ep_y")
+    assert count() == before
+
+
+def test_detach_ends_connections_and_the_listener(worker: Worker) -> None:
+    rollout = worker.attach()
+    with rollout.connect() as client:
+        client.send(b"GET http://")
+        time.sleep(0.1)
+        answer = worker.ask("detach", rollout_id=rollout.rollout_id)
+        assert client.rest() == b""
+    rollout.close()
+    assert answer["ok"]
+    with pytest.raises(ConnectionRefusedError):
+        rollout.connect()
+
+
+def test_wire_refuses_what_is_too_large() -> None:
+    with pytest.raises(WireError):
+        _wire.encode({"op": "x" * _wire.MAX_MESSAGE_BYTES})
+
+
+def test_wire_closes_descriptors_of_a_bad_packet() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        before = len(os.listdir("/proc/self/fd"))
+        _wire.send(ours, b"nonsense", [ours.fileno(), theirs.fileno()])
+        with pytest.raises(WireError):
+            _wire.receive(theirs)
+        assert len(os.listdir("/proc/self/fd")) == before
