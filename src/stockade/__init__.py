@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stockade._lazy import lazy
-from stockade._version import __version__
+from stockade._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from stockade.client import BrokerClient as BrokerClient

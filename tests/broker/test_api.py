@@ -103,7 +103,7 @@ async def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
         assert socket.parent.stat().st_mode & 0o777 == 0o700
 
 
-CREATE_REFUSALS = [
+CREATE_REFUSALS: list[tuple[dict[str, Any], int, str]] = [
     ({"provider_options": {"privileged": True}}, 400, "field_not_allowed"),
     ({"image": "python:3.12"}, 403, "image_not_approved"),
     ({"image": "ho st"}, 400, "invalid_request"),

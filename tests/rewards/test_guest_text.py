@@ -24,8 +24,8 @@ def test_python_3_8_can_parse_it(program):
 def test_it_imports_built_in_modules_only(program):
     tree = ast.parse(program)
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert names == {"posix", "sys"}
-    assert names <= set(sys.builtin_module_names)
+    assert names
+    assert names <= {"posix", "sys"} <= set(sys.builtin_module_names)
 
 
 def test_both_sides_ship_the_same_codec():

@@ -15,7 +15,7 @@ from stockade.events import ChainHead, ChainWriter, Context, EventVerdict, Produ
 from stockade.ids import RolloutId
 from stockade.policy import Policy
 from stockade.runs import Lifecycle
-from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox
+from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox, PathRefused
 
 _HEAD_BYTES = 2048  # of each stream that a record shows; the rest is counted
 _MAX_CHANGES = 2000
@@ -121,7 +121,12 @@ class Rollout:
 
     async def record_changes(self) -> None:
         """Record which files of the workspace differ from what was put there."""
-        after = await self.live_sandbox.snapshot()
+        try:
+            after = await self.live_sandbox.snapshot()
+        except (OSError, PathRefused) as error:
+            # A program may take its own workspace's permissions away; its record is closed all the same.
+            self._append("sandbox.violation", what="workspace_unreadable", evidence=clip(str(error), 512).text)
+            return
         changes = [
             (path, "added" if path not in self.baseline else "modified")
             for path in after

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from stockade.agent._owners import Owners
 from stockade.agent._rollout import Rollout, context_of
 from stockade.broker import Code, CreateRequest, ExecRequest, Refusal
-from stockade.egress import EgressPool
+from stockade.egress import EgressFault, EgressPool
 from stockade.egress.gate import Rules
 from stockade.errors import RecordError, SandboxFault
-from stockade.events import ChainWriter, Producer
+from stockade.events import ChainWriter, Producer, recover_head
 from stockade.ids import RolloutId, new_rollout_id
 from stockade.policy import OperatorConfig, Policy, SandboxLimits, policy_digest
 from stockade.runs import WIRE_STATUS, Ask, Held, RunDirectory, RunState, Stage, admit
@@ -292,7 +292,14 @@ class NodeService:
         return exit_
 
     async def _detach(self, rollout: Rollout) -> dict[str, int]:
-        rollout.heads[Producer.EGRESS], usage = await self.egress.detach(rollout.id)
+        try:
+            rollout.heads[Producer.EGRESS], usage = await self.egress.detach(rollout.id)
+        except EgressFault:  # given up before: nobody writes to this chain any more, so it is closed from here
+            path = self._run.record_path(rollout.id, Producer.EGRESS)
+            context = context_of(self.run_id, rollout.id, self._digest, rollout.request)
+            writer = ChainWriter(rollout.egress_fd, context, Producer.EGRESS, start=recover_head(path))
+            rollout.heads[Producer.EGRESS] = writer.seal()
+            return {}
         return {
             "requests": usage.requests,
             "requests_denied": usage.denied,

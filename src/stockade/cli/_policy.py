@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from stockade.cli._output import emit, err, out, printable, reporting, table
+from stockade.cli._output import emit, out, printable, reporting, table
+
+if TYPE_CHECKING:
+    from stockade.policy import Held, Policy, Trifecta
 
 app = typer.Typer(help="Read and check policies.", no_args_is_help=True)
 
@@ -22,63 +26,61 @@ def check(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the effective rules and the trifecta; refuse a policy that joins all three legs without a waiver."""
-    from stockade.policy import explain, load_policy, policy_digest, trifecta
+    from stockade.policy import load_policy, trifecta
 
     with reporting(as_json=json_):
         policy = load_policy(file)
         verdict = trifecta(policy, today=dt.datetime.now(tz=dt.UTC).date())
-        rows = explain(policy)
-    legs = {
+    if json_:
+        emit(_as_json(file, policy, verdict))
+    else:
+        _show(file, policy, verdict)
+    raise typer.Exit(2 if verdict.refused else 0)
+
+
+def _legs(verdict: Trifecta) -> dict[str, tuple[Held, ...]]:
+    return {
         "private data": verdict.private,
         "untrusted content": verdict.untrusted,
         "external communication": verdict.external,
     }
-    if json_:
-        emit(
-            {
-                "file": str(file),
-                "digest": policy_digest(policy),
-                "rules": [dataclasses.asdict(row) for row in rows],
-                "limits": {**policy.egress.limits.model_dump(mode="json"), **policy.sandbox.model_dump(mode="json")},
-                "trifecta": {name: [{"line": held.line, "why": held.why} for held in legs[name]] for name in legs},
-                "waiver": None if verdict.waiver is None else verdict.waiver.model_dump(mode="json"),
-                "refused": verdict.refused,
-            }
-        )
-    else:
-        any_ = "any"
-        table(
-            f"{file}  {policy_digest(policy)[:19]}…",
-            ("rule", "host or target", "ports", "methods", "paths", "opaque TLS", "line"),
-            [
-                (
-                    row.kind.value,
-                    row.host,
-                    any_ if row.ports is None else ", ".join(map(str, row.ports)),
-                    any_ if row.methods is None else ", ".join(row.methods),
-                    any_ if row.paths is None else ", ".join(map(str, row.paths)),
-                    "yes" if row.tunnel else "no",
-                    row.line or "-",
-                )
-                for row in rows
-            ],
-        )
-        table(
-            "trifecta",
-            ("leg", "held by"),
-            [
-                (
-                    name,
-                    "; ".join(f"line {held.line}: {held.why}" if held.line else held.why for held in legs[name])
-                    or "not held",
-                )
-                for name in legs
-            ],
-        )
+
+
+def _as_json(file: Path, policy: Policy, verdict: Trifecta) -> dict[str, object]:
+    from stockade.policy import explain, policy_digest
+
+    return {
+        "file": str(file),
+        "digest": policy_digest(policy),
+        "rules": [dataclasses.asdict(row) for row in explain(policy)],
+        "limits": {**policy.egress.limits.model_dump(mode="json"), **policy.sandbox.model_dump(mode="json")},
+        "trifecta": {
+            name: [{"line": one.line, "why": one.why} for one in held] for name, held in _legs(verdict).items()
+        },
+        "waiver": None if verdict.waiver is None else verdict.waiver.model_dump(mode="json"),
+        "refused": verdict.refused,
+    }
+
+
+def _show(file: Path, policy: Policy, verdict: Trifecta) -> None:
+    from stockade.policy import explain, policy_digest
+
+    columns = ("rule", "host or target", "ports", "methods", "paths", "opaque TLS", "line")
+    rows = [
+        (row.kind.value, row.host, _any(row.ports), _any(row.methods), _any(row.paths), row.tunnel, row.line or "-")
+        for row in explain(policy)
+    ]
+    table(f"{file}  {policy_digest(policy)[:19]}…", columns, rows)
+    table("trifecta", ("leg", "held by"), [(name, _why(held)) for name, held in _legs(verdict).items()])
+    color = "bold red" if verdict.refused else "green" if verdict.waiver is None else "yellow"
+    out.print(f"[{color}]{escape(printable(verdict.message))}[/]")
     if verdict.refused:
-        if not json_:
-            err.print(f"[bold red]{escape(printable(verdict.message))}[/]")
-            err.print("remove one leg, or add a waiver that names a person, a reason and a date")
-        raise typer.Exit(2)
-    if not json_:
-        out.print(f"[{'green' if verdict.waiver is None else 'yellow'}]{escape(printable(verdict.message))}[/]")
+        out.print("remove one leg, or add a waiver that names a person, a reason and a date")
+
+
+def _any(values: Sequence[object] | None) -> str:
+    return "any" if values is None else ", ".join(map(str, values))
+
+
+def _why(held: Sequence[Held]) -> str:
+    return "; ".join(one.why if one.line is None else f"line {one.line}: {one.why}" for one in held) or "not held"

@@ -28,6 +28,7 @@ from stockade.sandbox._uids import UidPool
 from stockade.sandbox._watchdog import Watchdog
 
 _START_TIMEOUT_S = 20.0
+_STARTS_PER_CPU = 2
 _OWN_INODES = 64  # what the holder itself puts into the tmpfs
 _OWN_BYTES = 1 << 20
 _GUEST_SOURCE = Path(__file__).with_name("_guest.py")
@@ -64,6 +65,9 @@ class BubblewrapBackend:
         self._live: dict[int, LiveSandbox] = {}
         self._outer: dict[int, asyncio.Future[int]] = {}
         self._turn = itertools.count()
+        # A burst of starts must queue here, where it waits without a clock running: all of them at once would
+        # share the CPUs until every one had timed out.
+        self._starts = asyncio.Semaphore(_STARTS_PER_CPU * len(os.sched_getaffinity(0)))
         self._found: tuple[_tools.Bubblewrap, _tools.Interpreter] | None = None
 
     async def probe(self) -> Capabilities:
@@ -102,6 +106,10 @@ class BubblewrapBackend:
     async def create(self, spec: Spec, listeners: Listeners) -> LiveSandbox:
         """Make one sandbox; it is alive and answers when this returns. Raises SandboxFault."""
         await self.start()
+        async with self._starts:
+            return await self._create_one(spec, listeners)
+
+    async def _create_one(self, spec: Spec, listeners: Listeners) -> LiveSandbox:
         uid = None if self._uids is None else self._uids.take()
         try:
             sandbox = await asyncio.wait_for(self._create(spec, listeners, uid), _START_TIMEOUT_S)

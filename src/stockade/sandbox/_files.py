@@ -24,6 +24,7 @@ from stockade.sandbox._types import HOME, WORKSPACE, Collected, Skipped
 
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 64
+MAX_SPELLED = 4 << 20  # characters of all paths together: 64 directories of 255 bytes stand before every name below them
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Where the writable directories of a sandbox lie in its tmpfs.
@@ -80,7 +81,10 @@ def locate(path: str, *, collect: bool) -> Place:
 
 def _descend(root_fd: int, place: Place, parts: tuple[str, ...], *, make: bool) -> int:
     """Return a descriptor of the directory ``parts`` below the place's root; the caller closes it."""
-    fd = os.open(place.root, _DIRECTORY, dir_fd=root_fd)
+    try:
+        fd = os.open(place.root, _DIRECTORY, dir_fd=root_fd)
+    except OSError as error:
+        raise _refusal(place.text, error) from error
     try:
         for part in parts:
             if make:
@@ -103,6 +107,8 @@ def _refusal(path: str, error: OSError) -> Exception:
         return PathRefused(path, "not_a_directory")
     if error.errno == errno.ENXIO:  # a FIFO without a reader, a socket
         return PathRefused(path, "not_a_regular_file")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PathRefused(path, "unreadable")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return PathRefused(path, "no_space_left_in_the_sandbox")
     if error.errno == errno.ENOENT:
@@ -232,7 +238,7 @@ def walk(root_fd: int, path: str) -> Iterator[Opened | Skipped]:
     """
     place = locate(path, collect=True)
     pending: list[tuple[str, ...]] = [()]  # names, not descriptors: a wide tree must not exhaust them
-    seen = 0
+    seen = spelled = 0
     while pending:
         below = pending.pop()
         try:
@@ -245,12 +251,15 @@ def walk(root_fd: int, path: str) -> Iterator[Opened | Skipped]:
         try:
             for name in sorted(os.listdir(folder)):
                 seen += 1
-                if seen > MAX_ENTRIES:
+                spelled += sum(map(len, below)) + len(below) + len(name)
+                if seen > MAX_ENTRIES or spelled > MAX_SPELLED:
                     yield Skipped("/".join(below) or ".", "too_many_entries")
                     return
                 found = _visit((*below, name), folder, pending)
-                if found is not None:
-                    yield found
+                try:
+                    if found is not None:
+                        yield found
+                finally:
                     if isinstance(found, Opened):
                         os.close(found.fd)
         finally:

@@ -84,14 +84,18 @@ def memory_file_bytes(pids: tuple[int, ...]) -> int:
     for pid in pids:
         try:
             names = os.listdir(f"/proc/{pid}/fd")
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue
         for name in names:
             path = f"/proc/{pid}/fd/{name}"
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 if os.readlink(path).startswith("/memfd:"):
                     status = os.stat(path)
                     seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+            except PermissionError:
+                raise
+            except OSError:  # closed meanwhile; or a directory so deep that the kernel cannot spell it: no memory file
+                continue
     return sum(seen.values())
 
 

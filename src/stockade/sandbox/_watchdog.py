@@ -6,8 +6,10 @@ tmpfs (which holds every file it can write) and of open memory files; CPU time i
 the number of tasks, whose hard bound is RLIMIT_NPROC inside the user namespace, but a fork bomb at that bound
 would go on for ever.
 
-What it cannot see: CPU time of children whose parent ignores SIGCHLD (the kernel drops it), kernel memory
-such as socket buffers. A cgroup sees both; wall time bounds the rest.
+What it cannot see: CPU time of children whose parent ignores SIGCHLD (the kernel drops it); kernel memory such as
+socket buffers; pages of a shared memory object that no process has mapped at the moment and no descriptor leads to (a
+memory file in flight between sockets, what is left of a shared mapping after most of it was unmapped). A cgroup sees
+all of them; without one, wall time bounds the first, and the kernel's OOM killer, which takes sandboxes first, the rest.
 """
 
 from __future__ import annotations
