@@ -18,11 +18,13 @@ from tests.egress.netlab import Origin
 from tests.support import requires
 
 FILES, DENIED = "11.0.0.10", "11.0.0.11"
-INTERNAL, METADATA = "10.0.0.1", "169.254.169.254"
+INTERNAL, OWN, METADATA = "10.1.2.3", "10.0.0.1", "169.254.169.254"
+"""In the lab all of them answer; the second is an address of the agent's own interface."""
 HOSTS = {
     "files.example.org": FILES,
     "denied.example.org": DENIED,
     "inside.example.org": INTERNAL,
+    "own.example.org": OWN,
     "metadata.example.org": METADATA,
     "pypi.example.org": "11.0.0.12",
     "npm.example.org": "11.0.0.13",
@@ -55,7 +57,7 @@ def lab() -> Iterator[Lab]:
 def sites(lab: Lab, server_context: ssl.SSLContext) -> dict[str, list[Origin]]:
     """File origins by address, the plain one first."""
     return {
-        ip: lab.trusting(server_context, ip, respond=origins.files) for ip in (FILES, DENIED, INTERNAL, METADATA)
+        ip: lab.trusting(server_context, ip, respond=origins.files) for ip in (FILES, DENIED, INTERNAL, OWN, METADATA)
     }
 
 

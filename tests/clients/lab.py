@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 from tests.egress import netlab
 
 if TYPE_CHECKING:
-    from stockade.client import Episode, ExecReply, Role
+    from stockade.client import Episode, ExecReply
 
 CA = "/workspace/ca.pem"
 PACKAGES = "/workspace/packages.zip"
@@ -171,7 +171,11 @@ class Circle:
 
     @contextlib.asynccontextmanager
     async def rollout(
-        self, *, role: Role = "rollout", env: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        *,
+        role: Literal["rollout", "grading"] = "rollout",
+        env: Mapping[str, str] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Episode]:
         """Open a rollout that trusts the lab's authority, and close it."""
         from stockade.client import BrokerClient

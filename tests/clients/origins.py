@@ -153,7 +153,9 @@ class Forge:
         return response(body, status, *(line for line in lines if not line.lower().startswith("status:")))
 
     def _git(self, *words: str, stdin: bytes = b"", **variables: str) -> bytes:
-        people = {f"GIT_{who}_{what}": "tester@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        people = {
+            f"GIT_{who}_{what}": "tester@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+        }
         done = subprocess.run(
             ["git", *words],
             input=stdin,

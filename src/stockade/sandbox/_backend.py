@@ -31,7 +31,6 @@ _START_TIMEOUT_S = 20.0
 _STARTS_PER_CPU = 2
 _OWN_INODES = 64  # what the holder itself puts into the tmpfs
 _OWN_BYTES = 1 << 20
-_GUEST_SOURCE = Path(__file__).with_name("_guest.py")
 _INSIDE_ID = "1000"
 
 BASE_ENV = {
@@ -203,8 +202,6 @@ class BubblewrapBackend:
             # As an ordinary user the path itself can be walked, and a descriptor is enough.
             bwrap_tree=tool.tree if uid is not None else None,
             bwrap_in_tree=tool.in_tree,
-            etc=_etc.FILES,
-            guest=_GUEST_SOURCE.read_text("utf-8"),
             command=(python.path, "-I", "-S", "-B", "/sandbox/agent.py", *_guest_limits(spec.limits)),
         )
 

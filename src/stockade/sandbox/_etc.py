@@ -6,6 +6,8 @@ The host's own would tell who works here and which servers there are; an empty `
 
 from __future__ import annotations
 
+import contextlib
+
 FILES = {
     "passwd": (
         "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
@@ -22,19 +24,19 @@ FILES = {
     "machine-id": "00000000000000000000000000000000\n",
 }
 
-# Public data that a package manager wrote; read-only, and only where the host has it.
-SHARED = (
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/localtime",
-    "/etc/mime.types",
-    "/etc/protocols",
-    "/etc/services",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-    "/etc/ca-certificates.conf",
-    "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust/extracted",
-)
+# Public data that a package manager wrote. Small files are copied (a mount costs ten times as much), directories
+# are mounted read-only, and both only where the host has them.
+_COPIED = ("ld.so.cache", "localtime", "mime.types", "protocols", "services", "ssl/openssl.cnf")
+_COPY_BYTES = 1 << 20
+SHARED = ("/etc/alternatives", "/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted")
+
+
+def content() -> dict[str, bytes]:
+    """Return the files of ``/etc`` by path relative to it, read once for all sandboxes."""
+    table = {name: text.encode() for name, text in FILES.items()}
+    for name in _COPIED:
+        with contextlib.suppress(OSError), open(f"/etc/{name}", "rb") as file:
+            data = file.read(_COPY_BYTES + 1)
+            if len(data) <= _COPY_BYTES:
+                table[name] = data
+    return table

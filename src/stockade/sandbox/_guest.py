@@ -17,6 +17,7 @@ Why pid 1: signals from inside the namespace do not reach it. Why undumpable: ``
 import _signal as signal  # type: ignore[import-not-found]
 import _socket
 import _struct
+import errno
 import os
 import resource
 import select
@@ -27,6 +28,9 @@ _SOL_SOCKET, _SCM_RIGHTS = 1, 1
 _HEADER = _struct.Struct("<cQIIB")  # kind, exec id, number of arguments, number of variables, descriptors
 _ENDED = _struct.Struct("<cQiQQ")  # kind, exec id, wait status, CPU ns, maximum resident bytes
 _PACKET = 1 << 18
+# Python ignores the first two and this process the third; what is ignored stays so across exec.
+_RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
+_TRANSIENT = (errno.EAGAIN, errno.ENOMEM)
 
 
 def _undumpable():
@@ -42,20 +46,20 @@ def _undumpable():
         sys.exit("prctl(PR_SET_DUMPABLE) failed")
 
 
-def _limits(words):
-    """``name=value`` words → pairs for setrlimit; hard limits, so that nothing inside can raise them."""
-    table = []
+def _limit(words):
+    """Take on the limits in ``name=value`` words; hard ones, so that no command, which inherits them, raises any."""
     for word in words:
-        name, _, value = word.partition("=")
-        table.append((getattr(resource, "RLIMIT_" + name), int(value)))
-    return table
+        name, _, text = word.partition("=")
+        number, value = getattr(resource, "RLIMIT_" + name), int(text)
+        hard = resource.getrlimit(number)[1]
+        bound = value if hard < 0 else min(value, hard)  # -1 is "unlimited"
+        resource.setrlimit(number, (bound, bound))
 
 
 class Guest:
-    def __init__(self, limits):
+    def __init__(self):
         self.control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, 3)
         os.set_inheritable(3, False)
-        self.limits = limits
         self.running = {}  # pid → (exec id, start in clock ticks)
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
@@ -99,42 +103,33 @@ class Guest:
         words = body.split(b"\0")
         argv, cwd, env = words[:arguments], words[arguments], words[arguments + 1 : arguments + 1 + variables]
         try:
-            pid = os.fork()
-        except OSError as error:
-            self.control.send(_HEADER.pack(b"F", exec_id, 0, error.errno, 0))
-        else:
-            if pid == 0:
-                self.become(argv, cwd, env, fds)
-            self.running[pid] = (exec_id, _start_ticks(pid))
-        for fd in fds:
-            os.close(fd)
+            self.start(exec_id, argv, cwd, env, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
         return True
 
-    def become(self, argv, cwd, env, fds):
-        """In the child: never returns."""
-        status = 126
+    def start(self, exec_id, argv, cwd, env, fds):
+        """Start one command. posix_spawn(3) does not copy this process's page tables, as fork(2) would."""
+        table = dict(word.split(b"=", 1) for word in env)
+        actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
         try:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
-            os.setsid()
-            for number, fd in enumerate([_high(fd) for fd in fds]):
-                os.dup2(fd, number)
-            os.closerange(len(fds), 1 << 16)
-            for name, value in self.limits:
-                hard = resource.getrlimit(name)[1]
-                bound = value if hard < 0 else min(value, hard)  # -1 is "unlimited"
-                resource.setrlimit(name, (bound, bound))
             os.chdir(cwd)
-            table = dict(word.split(b"=", 1) for word in env)
-            os.execvpe(argv[0], argv, table)
-        except FileNotFoundError as error:
-            status = 127
-            os.write(2, b"stockade: %s\n" % str(error).encode())
-        except BaseException as error:  # noqa: BLE001 - whatever it was, this copy of the guest must end here
-            os.write(2, b"stockade: %s\n" % str(error).encode())
+            path = _search(argv[0], table.get(b"PATH", b""))
+            pid = os.posix_spawn(path, argv, table, file_actions=actions, setsid=True, setsigdef=_RESET)
+        except OSError as error:
+            if error.errno in _TRANSIENT:
+                self.control.send(_HEADER.pack(b"F", exec_id, 0, error.errno, 0))
+                return
+            # As a shell would: the command's own standard error says why, 127 not found, 126 not executable.
+            status = 127 if isinstance(error, FileNotFoundError) else 126
+            what = error.filename if isinstance(error.filename, bytes) else argv[0]
+            _complain(fds[2], b"stockade: %s: %s\n" % (what, os.strerror(error.errno or 0).encode()))
+            self.control.send(_ENDED.pack(b"E", exec_id, status << 8, 0, 0))
+        else:
+            self.running[pid] = (exec_id, _start_ticks(pid))
         finally:
-            os._exit(status)
+            os.chdir("/")
 
     def reap(self):
         while True:
@@ -175,11 +170,28 @@ class Guest:
         os.kill(-1, signal.SIGKILL)
 
 
-def _high(fd):
-    """Duplicate ``fd`` above the numbers that are about to be given out."""
-    while fd < 16:
-        fd = os.dup(fd)
-    return fd
+def _search(program, path):
+    """Find a program as execvp(3) does, in the PATH that the command gets and not in this process's own."""
+    if b"/" in program:
+        return program
+    denied = False
+    for folder in path.split(b":"):
+        candidate = os.path.join(folder, program)
+        if os.path.isfile(candidate):
+            if os.access(candidate, os.X_OK):
+                return candidate
+            denied = True
+    number = errno.EACCES if denied else errno.ENOENT
+    raise OSError(number, os.strerror(number))
+
+
+def _complain(fd, text):
+    """Write to a command's standard error without ever waiting for it."""
+    os.set_blocking(fd, False)
+    try:
+        os.write(fd, text)
+    except OSError:
+        pass
 
 
 def _stat(pid):
@@ -218,7 +230,8 @@ def _doomed(since, others):
 
 def main():
     _undumpable()
-    Guest(_limits(sys.argv[1:])).serve()
+    _limit(sys.argv[1:])
+    Guest().serve()
 
 
 if __name__ == "__main__":

@@ -59,8 +59,6 @@ class Plan(NamedTuple):
     cpus: tuple[int, ...]
     bwrap_tree: str | None
     bwrap_in_tree: str
-    etc: dict[str, str]
-    guest: str
     command: tuple[str, ...]
 
 
@@ -72,11 +70,18 @@ def scratch_path() -> str:
     raise OSError(f"none of {', '.join(_SCRATCH_CANDIDATES)} exists to mount the workspace on")
 
 
-def run(plan: Plan, fds: HolderFds) -> NoReturn:
+class Files(NamedTuple):
+    """What every sandbox gets a copy of: the files of ``/etc`` by relative path, and the guest agent."""
+
+    etc: dict[str, bytes]
+    guest: bytes
+
+
+def run(plan: Plan, fds: HolderFds, files: Files) -> NoReturn:
     """Become the sandbox; on any failure report it and exit with 125."""
     report = socket.socket(fileno=fds.report)
     try:
-        _hold(plan, fds, report)
+        _hold(plan, fds, files, report)
     except BaseException as error:  # noqa: BLE001 - whatever it was, the parent must hear of it
         text = f"{type(error).__name__}: {error}"
         try:
@@ -87,7 +92,7 @@ def run(plan: Plan, fds: HolderFds) -> NoReturn:
     os._exit(125)
 
 
-def _hold(plan: Plan, fds: HolderFds, report: socket.socket) -> None:
+def _hold(plan: Plan, fds: HolderFds, files: Files, report: socket.socket) -> None:
     os.setsid()
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write(_OOM_SCORE)
@@ -101,7 +106,7 @@ def _hold(plan: Plan, fds: HolderFds, report: socket.socket) -> None:
     _namespaces()
     if plan.uid is None:
         trees = _open_trees(plan)
-    _mounts(plan, scratch, trees)
+    _mounts(plan, scratch, files, trees)
     root = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     sys_.loopback_up()
     listeners = [_listen(address, port) for address, port in plan.listeners]
@@ -143,17 +148,18 @@ def _namespaces() -> None:
             file.write(text)
 
 
-def _mounts(plan: Plan, scratch: str, trees: dict[str, int]) -> None:
+def _mounts(plan: Plan, scratch: str, files: Files, trees: dict[str, int]) -> None:
     sys_.mount("none", "/", None, sys_.MS_REC | sys_.MS_PRIVATE)
     options = f"size={plan.size_bytes},nr_inodes={plan.inodes},mode=0755"
     sys_.mount("stockade", scratch, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, options)
     for name in (*WRITABLE, "mounts", "tools", "etc", "guest"):
         os.mkdir(f"{scratch}/{name}", 0o700 if name in WRITABLE else 0o755)
-    for name, text in plan.etc.items():
-        with open(f"{scratch}/etc/{name}", "w", encoding="utf-8") as file:
-            file.write(text)
-    with open(f"{scratch}/guest/agent.py", "w", encoding="utf-8") as file:
-        file.write(plan.guest)
+    for name, data in files.etc.items():
+        folder = os.path.dirname(f"{scratch}/etc/{name}")
+        if not os.path.isdir(folder):
+            os.mkdir(folder, 0o755)
+        _write(f"{scratch}/etc/{name}", data)
+    _write(f"{scratch}/guest/agent.py", files.guest)
     for name, tree in trees.items():
         target = f"{scratch}/{name}"
         if not os.path.isdir(target):
@@ -164,6 +170,12 @@ def _mounts(plan: Plan, scratch: str, trees: dict[str, int]) -> None:
                 os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         sys_.move_mount(tree, target)
         os.close(tree)
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    os.write(fd, data)
+    os.close(fd)
 
 
 def _listen(address: str, port: int) -> socket.socket:

@@ -21,12 +21,15 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
+from stockade.sandbox import _etc
 from stockade.sandbox import _syscalls as sys_
-from stockade.sandbox._holder import HolderFds, Plan, run
+from stockade.sandbox._holder import Files, HolderFds, Plan, run
 
 REQUEST_BYTES = 1 << 17
+_GUEST = Path(__file__).with_name("_guest.py")
 
 
 def main() -> None:
@@ -38,6 +41,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     agent = socket.socket(fileno=3)
     agent.set_inheritable(False)
+    files = Files(_etc.content(), _GUEST.read_bytes())
     gc.disable()
     gc.freeze()  # the collector would touch, and so copy, every page shared with the children
     poll = select.poll()
@@ -49,7 +53,7 @@ def main() -> None:
             if wake_read in ready:
                 _drain(wake_read)
                 _reap(agent)
-            if agent.fileno() in ready and not _serve(agent):
+            if agent.fileno() in ready and not _serve(agent, files):
                 return
 
 
@@ -72,7 +76,7 @@ def _reap(agent: socket.socket) -> None:
         agent.send(json.dumps({"exited": pid, "status": status}).encode())
 
 
-def _serve(agent: socket.socket) -> bool:
+def _serve(agent: socket.socket, files: Files) -> bool:
     data, raw, flags, _ = socket.recv_fds(agent, REQUEST_BYTES, len(HolderFds._fields))
     if not data:
         return False
@@ -84,7 +88,7 @@ def _serve(agent: socket.socket) -> bool:
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         agent.close()
-        run(_plan(json.loads(data)), fds)
+        run(_plan(json.loads(data)), fds, files)
     for fd in fds:
         os.close(fd)
     return True
