@@ -34,6 +34,15 @@ PYTHON
 
 step "GRPO: a small model learns to write programs, every rollout in a sandbox"
 "$stockade" train examples/grpo/job.yaml --run-id "$name-grpo"
+.venv/bin/python - runs/"$name-grpo"/report.json <<'PYTHON'
+import json
+import sys
+
+with open(sys.argv[1]) as file:
+    report = json.load(file)
+print(f"requests: {report['allowed']} allowed, {report['denied']} denied: {report['denied_by_reason']}")
+sys.exit(0 if report["allowed"] and report["denied"] else "the report shows no denied request")
+PYTHON
 
 step "the records"
 for run in reference cheats grpo; do "$stockade" record verify "$name-$run"; done

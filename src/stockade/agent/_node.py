@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import errno
 import json
 import logging
 import os
@@ -26,17 +27,18 @@ import msgspec
 from stockade._version import __version__
 from stockade.agent._owners import Owners
 from stockade.agent._service import NodeService
-from stockade.broker import bind, create_app, serving
+from stockade.broker import bind, check_socket_path, create_app, serving
 from stockade.egress import EgressPool
 from stockade.errors import ConfigError, NodeError, PolicyError, StockadeError, Stopped
-from stockade.events import RUN_PRODUCER, ChainWriter, Context
+from stockade.events import RUN_PRODUCER, ChainWriter, Context, clip
 from stockade.ids import RUN_SCOPE, new_run_id, parse_run_id
 from stockade.policy import OperatorConfig, Policy, Trifecta, load_operator, load_policy, policy_digest, trifecta
 from stockade.runs import RunDirectory, state_dir
-from stockade.sandbox import BubblewrapBackend, Capabilities
+from stockade.sandbox import BubblewrapBackend, Capabilities, Exit, ExitKind
 
 _log = logging.getLogger(__name__)
 STOP_POLL_S = 0.25
+_REASON_BYTES = 512
 SITE_OPERATOR_FILE = Path("/etc/stockade/operator.yaml")
 
 
@@ -71,7 +73,14 @@ class Node:
         run_id = new_run_id() if self._spec.run_id is None else parse_run_id(self._spec.run_id)
         _raise_descriptor_limit()
         state = state_dir()
-        backend = BubblewrapBackend(state, uids=(operator.uid_range.first, operator.uid_range.count))
+        path = _socket_path(state)
+        check_socket_path(path)  # now, while nothing was written yet
+        # From here on: a signal that ends the process in the middle of a start would leave half a run.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._end, f"signal {signal.Signals(number).name}")
+        # The first of the range is the egress workers': no sandbox may share a uid with who guards its way out.
+        backend = BubblewrapBackend(state, uids=(operator.uid_range.first + 1, operator.uid_range.count - 1))
         try:
             capabilities = await backend.probe()
             if not capabilities.usable:
@@ -79,11 +88,13 @@ class Node:
                     f"no sandbox can be made here: {capabilities.missing}",
                     hint=capabilities.hint or "see: stockade doctor",
                 )
+            if self._over.is_set():
+                raise Stopped(f"ended before the run began: {self._reason}", hint="nothing was written")
             manifest = _manifest(policy, operator, capabilities, self._spec)
             run = RunDirectory.create(Path(self._spec.runs), run_id, manifest)
             if run.stop_requested():
                 raise Stopped(f"run {run_id} was stopped", hint="start a new run")
-            await self._run(run, policy, operator, verdict, backend, state)
+            await self._run(run, policy, operator, verdict, backend, path)
         finally:
             await backend.aclose()
 
@@ -94,7 +105,7 @@ class Node:
         operator: OperatorConfig,
         verdict: Trifecta,
         backend: BubblewrapBackend,
-        state: Path,
+        path: Path,
     ) -> None:
         record_fd = run.open_record(RUN_SCOPE, RUN_PRODUCER)
         digest = policy_digest(policy)
@@ -131,28 +142,35 @@ class Node:
             max_live=self._spec.max_episodes,
         )
         egress = service.egress
+        outcome = "failed"
         try:
-            if policy.egress.allow or policy.services:
-                await egress.start()
-            await self._serve(run, service, writer, state)
-            await service.end()
-            outcome = "stopped" if service.stopped else "ended"
-            totals: dict[str, Any] = dict(service.totals)
-            writer.append(
-                "run.end", reason=self._reason, outcome=outcome, duration_ns=time.monotonic_ns() - started_ns, **totals
-            )
-            writer.seal()
+            try:
+                if policy.egress.allow or policy.services:
+                    await egress.start()
+                await self._serve(run, service, writer, path)
+                outcome = "ended"
+            except Exception as error:
+                self._reason = clip(f"{type(error).__name__}: {error}", _REASON_BYTES).text
+                raise
+            finally:  # whatever failed, what was begun is recorded to its end
+                await service.end()
+                outcome = "stopped" if service.stopped else outcome
+                totals: dict[str, Any] = {**service.totals, "duration_ns": time.monotonic_ns() - started_ns}
+                writer.append("run.end", reason=self._reason, outcome=outcome, **totals)
+                writer.seal()
         finally:
             await egress.aclose()
             os.close(record_fd)
 
-    async def _serve(self, run: RunDirectory, service: NodeService, writer: ChainWriter, state: Path) -> None:
-        path = _socket_path(state)
+    async def _serve(self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path) -> None:
         token = secrets.token_urlsafe(32)
-        owners = Owners(self._owner_gone)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._end, f"signal {signal.Signals(number).name}")
+
+        def owner_gone(pid: int) -> None:
+            self._end(f"process {pid}, which started this run, has ended")
+            # At once: requests in flight are not waited for when nobody is left to read the answers.
+            service.end_processes(Exit(ExitKind.OWNER_GONE, evidence=f"process {pid}"))
+
+        owners = Owners(owner_gone)
         sock = bind(path)
         watching = asyncio.create_task(self._watch_stop(run, service, writer), name="stop")
         try:
@@ -163,15 +181,13 @@ class Node:
                 await self._over.wait()
                 service.ending = True
         finally:
-            watching.cancel()
+            if not service.stopped:  # a stop under way is carried through, and recorded
+                watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             owners.close()
             sock.close()
             with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-
-    def _owner_gone(self, pid: int) -> None:
-        self._end(f"process {pid}, which started this run, has ended")
+                os.unlink(path)
 
     def _end(self, reason: str) -> None:
         if not self._over.is_set():
@@ -183,8 +199,7 @@ class Node:
         while True:
             try:
                 stop = run.stop_requested()
-            except OSError as error:  # a run directory that cannot be read cannot be stopped: stop
-                stop = None
+            except Exception as error:  # noqa: BLE001 - who cannot ask whether to stop must stop
                 _log.error("cannot look for the STOP file: %s", error)
                 await self._stop(service, writer, f"the run directory cannot be read: {error}", None)
                 return
@@ -226,9 +241,20 @@ def _socket_path(state: Path) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     for stale in folder.glob("*.sock"):
         pid = stale.name.partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and not _answers(stale):
             stale.unlink(missing_ok=True)
     return folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens there: an agent of another pid namespace that shares this state is not in our /proc."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+    return True
 
 
 def _unsafe(operator: OperatorConfig) -> list[str]:

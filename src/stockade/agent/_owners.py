@@ -30,6 +30,10 @@ class Owners:
         asyncio.get_running_loop().add_reader(fd, self._died, pid)
         return True
 
+    def __contains__(self, pid: int) -> bool:
+        """Whether ``pid`` is watched, and so alive."""
+        return pid in self._pidfds
+
     def _died(self, pid: int) -> None:
         self._drop(pid)
         self._gone(pid)

@@ -8,13 +8,26 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stockade.broker import Command, CreateRequest
+from stockade.egress import EgressFault, EgressPool
+from stockade.egress.gate import Rules
 from stockade.errors import RecordError, StockadeError
-from stockade.events import ChainHead, ChainWriter, Context, EventVerdict, Producer, Trust, clip, clip_args
+from stockade.events import (
+    ChainHead,
+    ChainWriter,
+    Context,
+    EventVerdict,
+    Producer,
+    Trust,
+    clip,
+    clip_args,
+    recover_head,
+)
 from stockade.ids import RolloutId
 from stockade.policy import Policy
-from stockade.runs import Lifecycle
+from stockade.runs import Lifecycle, Stage
 from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox, PathRefused
 
 _HEAD_BYTES = 2048  # of each stream that a record shows; the rest is counted
@@ -30,13 +43,17 @@ class Rollout:
     policy: Policy
     network: bool
     owner: int | None
+    context: Context
     writer: ChainWriter
     record_fd: int
     life: Lifecycle = field(default_factory=Lifecycle)
     sandbox: LiveSandbox | None = None
     attached: bool = False
     egress_fd: int = -1
+    egress_path: Path | None = None
     heads: dict[Producer, ChainHead] = field(default_factory=dict)
+    given: bool = False
+    """Whether files were put in that the baseline does not know yet."""
     baseline: Mapping[str, str] = field(default_factory=dict)
     started_ns: int = field(default_factory=time.monotonic_ns)
     commands: int = 0
@@ -48,6 +65,42 @@ class Rollout:
         if self.sandbox is None:
             raise StockadeError(f"{self.id} has no sandbox")
         return self.sandbox
+
+    @property
+    def made(self) -> bool:
+        """Whether its making is over. Until then only whoever makes it may close it."""
+        return self.life.stage not in (Stage.ADMITTED, Stage.STARTING)
+
+    async def attach(self, pool: EgressPool, rules: Rules, *, record: int, path: Path) -> None:
+        """Give it its way out, with a record of its own: ``record`` is the new file at ``path``."""
+        self.egress_fd, self.egress_path = record, path
+        await pool.attach(
+            self.id,
+            context=self.context,
+            rules=rules,
+            listener=self.live_sandbox.listener_fds[0],
+            record=record,
+            record_path=path,
+        )
+        self.attached = True
+
+    async def detach(self, pool: EgressPool) -> dict[str, int]:
+        """Shut its way out and close that record; returns what was counted. Raises RecordError."""
+        if self.egress_path is None:
+            return {}
+        if self.attached:
+            with contextlib.suppress(EgressFault):  # given up before
+                self.heads[Producer.EGRESS], usage = await pool.detach(self.id)
+                return {
+                    "requests": usage.requests,
+                    "requests_denied": usage.denied,
+                    "bytes_out": usage.bytes_out,
+                    "bytes_in": usage.bytes_in,
+                }
+        # Nobody writes to this chain, or nobody ever did: it is closed from here.
+        start = recover_head(self.egress_path)
+        self.heads[Producer.EGRESS] = ChainWriter(self.egress_fd, self.context, Producer.EGRESS, start=start).seal()
+        return {}
 
     def fail_closed(self, error: RecordError) -> None:
         """What cannot be recorded must not go on."""
@@ -73,11 +126,19 @@ class Rollout:
         return result
 
     def _append(self, kind: str, **fields: object) -> None:
+        if self.record_fd < 0:  # closed: the number may be another file's by now
+            raise RecordError(f"the record of {self.id} is closed")
         try:
             self.writer.append(kind, **fields)  # type: ignore[arg-type]  # the schema checks each value
         except RecordError as error:
             self.fail_closed(error)
             raise
+
+    async def note_given(self) -> None:
+        """Before the first command: what lies in the workspace now was given to the rollout, not made by it."""
+        if self.given and self.commands == 0:
+            self.given = False
+            self.baseline = await self.live_sandbox.snapshot()
 
     def _record_exec(self, number: int, command: Command, timeout_s: float, peer: str | None) -> None:
         args = clip_args(command.argv)
@@ -121,6 +182,8 @@ class Rollout:
 
     async def record_changes(self) -> None:
         """Record which files of the workspace differ from what was put there."""
+        if self.commands == 0:
+            return
         try:
             after = await self.live_sandbox.snapshot()
         except (OSError, PathRefused) as error:

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from stockade.agent._owners import Owners
 from stockade.agent._rollout import Rollout, context_of
 from stockade.broker import Code, CreateRequest, ExecRequest, Refusal
-from stockade.egress import EgressFault, EgressPool
+from stockade.egress import EgressPool
 from stockade.egress.gate import Rules
 from stockade.errors import RecordError, SandboxFault
-from stockade.events import ChainWriter, Producer, recover_head
+from stockade.events import ChainWriter, Producer, clip
 from stockade.ids import RolloutId, new_rollout_id
 from stockade.policy import OperatorConfig, Policy, SandboxLimits, policy_digest
 from stockade.runs import WIRE_STATUS, Ask, Held, RunDirectory, RunState, Stage, admit
@@ -31,11 +31,15 @@ from stockade.sandbox import (
     Exit,
     ExitKind,
     Listeners,
+    LiveSandbox,
+    PathRefused,
     Spec,
 )
 
 _log = logging.getLogger(__name__)
 _COLLECT_BYTES = 20 << 20  # so that base64 and JSON of it stay under the broker's request cap
+_EVIDENCE_BYTES = 512
+_BURY_TRIES, _BURY_WAIT_S = 30, 1.0
 _HELD = {
     "stopped": (Code.SHUTTING_DOWN, "the run was stopped"),
     "ending": (Code.SHUTTING_DOWN, "the run is ending"),
@@ -92,7 +96,7 @@ class NodeService:
 
     def _find(self, episode_id: str) -> Rollout:
         rollout = self._rollouts.get(episode_id)
-        if rollout is None or rollout.sandbox is None:
+        if rollout is None or rollout.sandbox is None or not rollout.made:
             raise Refusal(Code.EPISODE_NOT_FOUND, f"no episode {episode_id!r}")
         return rollout
 
@@ -113,27 +117,34 @@ class NodeService:
         if isinstance(answer, Held):
             code, text = _HELD.get(answer.reason, (Code.BACKEND_ERROR, f"held: {answer.reason}"))
             raise Refusal(code, text)
+        if owner is not None and not self._owners.watch(owner):
+            raise Refusal(Code.SHUTTING_DOWN, "the client's process has ended")
         rollout = self._open(request, answer.policy, network=answer.network, owner=owner)
         self._rollouts[rollout.id] = rollout
         self.totals["rollouts"] += 1
         try:
             await self._make(rollout)
         except BaseException as error:
-            kind = ExitKind.STOPPED if self.stopped else ExitKind.NODE_FAULT
-            await asyncio.shield(self._fail(rollout, Exit(kind, evidence=str(error))))
+            await self._finish(rollout, self._not_made(error))
             raise
-        if owner is not None and not self._owners.watch(owner):
+        if owner is not None and owner not in self._owners:  # it died meanwhile
             await self._finish(rollout, Exit(ExitKind.OWNER_GONE, evidence=f"process {owner}"))
             raise Refusal(Code.SHUTTING_DOWN, "the client's process has ended")
-        if rollout.live_sandbox.ended is not None:
-            raise Refusal(Code.SHUTTING_DOWN, f"ended while it started: {rollout.live_sandbox.ended.kind}")
         return rollout.id
+
+    def _not_made(self, error: BaseException) -> Exit:
+        evidence = clip(str(error), _EVIDENCE_BYTES).text
+        if self.stopped:
+            return Exit(ExitKind.STOPPED, evidence=evidence)
+        asked = (Refusal, PathRefused, FileNotFoundError, IsADirectoryError, asyncio.CancelledError)
+        return Exit(ExitKind.CLOSED if isinstance(error, asked) else ExitKind.NODE_FAULT, evidence=evidence)
 
     def _open(self, request: CreateRequest, policy: Policy, *, network: bool, owner: int | None) -> Rollout:
         rollout_id = RolloutId(new_rollout_id())
+        context = context_of(self.run_id, rollout_id, self._digest, request)
         fd = self._run.open_record(rollout_id, Producer.SANDBOX)
         try:
-            writer = ChainWriter(fd, context_of(self.run_id, rollout_id, self._digest, request), Producer.SANDBOX)
+            writer = ChainWriter(fd, context, Producer.SANDBOX)
             writer.append(
                 "rollout.start",
                 backend=self._backend.name,
@@ -145,8 +156,11 @@ class NodeService:
             )
         except BaseException:
             os.close(fd)
+            # Nothing was done and nothing is on record: an empty chain would look like one that was cut.
+            with contextlib.suppress(OSError):
+                os.unlink(self._run.record_path(rollout_id, Producer.SANDBOX))
             raise
-        return Rollout(rollout_id, request, policy, network, owner, writer, fd)
+        return Rollout(rollout_id, request, policy, network, owner, context, writer, fd)
 
     async def _make(self, rollout: Rollout) -> None:
         rollout.life.move(Stage.STARTING)
@@ -155,44 +169,27 @@ class NodeService:
         spec = Spec(rollout.id, limits, mounts=rollout.policy.mounts, proxied=rollout.network)
         rollout.sandbox = await self._backend.create(spec, Listeners() if rollout.network else NO_LISTENERS)
         if rollout.network:
-            await self._attach(rollout)
+            await rollout.attach(
+                self.egress,
+                Rules.from_policy(rollout.policy, self._operator, own_names=(socket.gethostname(),)),
+                record=self._run.open_record(rollout.id, Producer.EGRESS),
+                path=self._run.record_path(rollout.id, Producer.EGRESS),
+            )
         for path, data in rollout.request.files.items():
             await rollout.sandbox.write_file(path, data)
-        if rollout.request.files:
-            rollout.baseline = await rollout.sandbox.snapshot()
-        if self.stopped:
-            raise Refusal(Code.SHUTTING_DOWN, "the run was stopped")
+        rollout.given = bool(rollout.request.files)
+        if self.stopped or self.ending:
+            raise Refusal(Code.SHUTTING_DOWN, "the run was stopped" if self.stopped else "the run is ending")
+        if rollout.sandbox.ended is not None:
+            raise SandboxFault(f"it ended while it started: {rollout.sandbox.ended.kind}")
         rollout.life.move(Stage.RUNNING)
-
-    async def _attach(self, rollout: Rollout) -> None:
-        rollout.egress_fd = self._run.open_record(rollout.id, Producer.EGRESS)
-        await self.egress.attach(
-            rollout.id,
-            context=context_of(self.run_id, rollout.id, self._digest, rollout.request),
-            rules=Rules.from_policy(rollout.policy, self._operator, own_names=(socket.gethostname(),)),
-            listener=rollout.live_sandbox.listener_fds[0],
-            record=rollout.egress_fd,
-            record_path=self._run.record_path(rollout.id, Producer.EGRESS),
-        )
-        rollout.attached = True
-
-    async def _fail(self, rollout: Rollout, exit_: Exit) -> None:
-        """Take back a rollout that could not be made."""
-        if rollout.sandbox is not None:
-            await self._close_out(rollout, exit_)
-            return
-        rollout.life.move(Stage.FAILED)
-        self._rollouts.pop(rollout.id, None)
-        with contextlib.suppress(RecordError):  # a broken record shows as an unsealed chain
-            heads = rollout.seal(exit_, {})
-            self._writer.append_sealed_rollout(rollout.id, heads)
-        rollout.close_descriptors()
 
     # ---- use
 
     async def exec(self, episode_id: str, request: ExecRequest) -> tuple[ExecResult, ExecResult | None]:
         """Run a command, or two that are joined by pipes."""
         rollout = self._find(episode_id)
+        await rollout.note_given()
         if request.peer is None or request.peer_id is None:
             return await self._guarded(
                 rollout.run(request.command, timeout_s=request.timeout_s, pipes=None, peer=None)
@@ -201,6 +198,7 @@ class NodeService:
         if rollout is peer or rollout.request.role != "grading" or peer.request.role != "grading":
             # Two sandboxes that share a pipe share whatever one of them can reach.
             raise Refusal(Code.FIELD_NOT_ALLOWED, "ext.peer joins two different grading episodes only")
+        await peer.note_given()
         with contextlib.ExitStack() as stack:
             to_peer, from_peer = _pipe(stack), _pipe(stack)
             first = rollout.run(
@@ -234,17 +232,13 @@ class NodeService:
         """Write a file and count it as given, not as changed by the rollout."""
         rollout = self._find(episode_id)
         await rollout.live_sandbox.write_file(path, data)
-        await self._given(rollout)
+        rollout.given = True
 
     async def put_dir(self, episode_id: str, path: str, files: Mapping[str, bytes]) -> None:
         """Write several files."""
         rollout = self._find(episode_id)
         await rollout.live_sandbox.put_dir(path, files)
-        await self._given(rollout)
-
-    async def _given(self, rollout: Rollout) -> None:
-        if rollout.commands == 0:
-            rollout.baseline = await rollout.live_sandbox.snapshot()
+        rollout.given = True
 
     async def read_file(self, episode_id: str, path: str) -> bytes:
         """Read a regular file."""
@@ -267,19 +261,21 @@ class NodeService:
         return await asyncio.shield(rollout.closing)
 
     async def _close_out(self, rollout: Rollout, exit_: Exit) -> Exit:
-        sandbox = rollout.live_sandbox
-        try:
-            exit_ = await sandbox.kill(exit_)
-        except SandboxFault as error:
-            exit_ = Exit(ExitKind.NODE_FAULT, evidence=error.message)
-            _log.error("%s", error.message)
+        """Kill, shut the way out, close the record: each whatever became of the one before."""
+        sandbox = rollout.sandbox
         counts: dict[str, int] = {}
         try:
-            if rollout.attached:
-                counts = await self._detach(rollout)
-            if rollout.life.stage is Stage.RUNNING:
+            if sandbox is not None:
+                exit_ = await self._kill(sandbox, exit_)
+            try:
+                counts = await rollout.detach(self.egress)
+            except RecordError as error:  # the worker's chain stays open; the rollout's own can still say why it ended
+                _log.error("the record of the way out of %s is not sealed: %s", rollout.id, error.message)
+            if rollout.made:
                 rollout.life.move(Stage.ENDED)
                 await rollout.record_changes()
+            else:
+                rollout.life.move(Stage.FAILED)
             self._seal(rollout, exit_, counts)
         except RecordError as error:
             _log.error("the record of %s is not sealed: %s", rollout.id, error.message)
@@ -288,24 +284,30 @@ class NodeService:
         finally:
             self._rollouts.pop(rollout.id, None)
             rollout.close_descriptors()
-            await sandbox.destroy()
+            if sandbox is not None:
+                await asyncio.wait([self._spawn(self._bury(sandbox))], timeout=_BURY_WAIT_S)
         return exit_
 
-    async def _detach(self, rollout: Rollout) -> dict[str, int]:
+    async def _kill(self, sandbox: LiveSandbox, exit_: Exit) -> Exit:
+        """Kill; the reason that stands does not depend on how long the kernel takes to clear up.
+
+        A program decides how much there is to clear up (a million mappings take it seconds): were that a fault of the
+        node, it could have its own sample masked.
+        """
         try:
-            rollout.heads[Producer.EGRESS], usage = await self.egress.detach(rollout.id)
-        except EgressFault:  # given up before: nobody writes to this chain any more, so it is closed from here
-            path = self._run.record_path(rollout.id, Producer.EGRESS)
-            context = context_of(self.run_id, rollout.id, self._digest, rollout.request)
-            writer = ChainWriter(rollout.egress_fd, context, Producer.EGRESS, start=recover_head(path))
-            rollout.heads[Producer.EGRESS] = writer.seal()
-            return {}
-        return {
-            "requests": usage.requests,
-            "requests_denied": usage.denied,
-            "bytes_out": usage.bytes_out,
-            "bytes_in": usage.bytes_in,
-        }
+            return await sandbox.kill(exit_)
+        except SandboxFault as error:
+            _log.error("%s", error.message)
+            return sandbox.ended or exit_
+
+    async def _bury(self, sandbox: LiveSandbox) -> None:
+        """Give back what a dead sandbox held; one whose processes are still dying is waited for."""
+        for _ in range(_BURY_TRIES):
+            try:
+                return await sandbox.destroy()
+            except SandboxFault as error:
+                _log.error("%s", error.message)
+        return None
 
     def _seal(self, rollout: Rollout, exit_: Exit, counts: Mapping[str, int]) -> None:
         heads = rollout.seal(exit_, counts)
@@ -318,20 +320,24 @@ class NodeService:
 
     def _owner_gone(self, pid: int) -> None:
         for rollout in self.live:
-            if rollout.owner == pid and rollout.sandbox is not None:
+            if rollout.owner == pid and rollout.sandbox is not None and rollout.made:
                 exit_ = Exit(ExitKind.OWNER_GONE, evidence=f"process {pid}")
                 rollout.sandbox.end(exit_)  # at once; the record follows
                 self._spawn(self._finish(rollout, exit_))
 
-    def _spawn(self, work: Coroutine[object, object, object]) -> None:
+    def _spawn(self, work: Coroutine[object, object, object]) -> asyncio.Task[object]:
         task: asyncio.Task[object] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def stop(self) -> int:
         """Stop everything: egress first, then every process; returns how many rollouts were ended. Latches."""
         self.stopped = True
-        await self.egress.revoke_all()
+        try:
+            await self.egress.revoke_all()
+        except Exception:  # noqa: BLE001 - whatever it is, the kill must come
+            _log.exception("while cutting the way out")
         return await self._end_all(Exit(ExitKind.STOPPED, evidence="the run was stopped"))
 
     async def end(self) -> None:
@@ -348,16 +354,19 @@ class NodeService:
         if rollout is not None and rollout.sandbox is not None:
             rollout.sandbox.end(Exit(ExitKind.NODE_FAULT, evidence=evidence))
 
-    async def _end_all(self, exit_: Exit) -> int:
-        live = self.live
-        for rollout in live:
+    def end_processes(self, exit_: Exit) -> None:
+        """Kill every process at once; closing and recording come after."""
+        for rollout in self.live:
             if rollout.sandbox is not None:
                 rollout.sandbox.end(exit_)
-        while starting := [rollout for rollout in live if rollout.sandbox is None and rollout.id in self._rollouts]:
+
+    async def _end_all(self, exit_: Exit) -> int:
+        live = self.live
+        self.end_processes(exit_)
+        # Whoever makes one closes it, too: it is told by the end of its sandbox.
+        while any(not rollout.made and rollout.id in self._rollouts for rollout in live):
             await asyncio.sleep(0.02)
-            for rollout in starting:
-                if rollout.sandbox is not None:
-                    rollout.sandbox.end(exit_)
+            self.end_processes(exit_)
         left = [rollout for rollout in live if rollout.id in self._rollouts]
         await asyncio.gather(*(self._finish(rollout, exit_) for rollout in left), return_exceptions=True)
         return len(live)

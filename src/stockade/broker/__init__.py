@@ -5,7 +5,7 @@ from __future__ import annotations
 from stockade.broker._app import MAX_REQUEST_BYTES, MAX_UNPACKED_BYTES, create_app
 from stockade.broker._errors import Code, Refusal
 from stockade.broker._sanitise import Command, CreateRequest, ExecRequest
-from stockade.broker._server import bind, serving
+from stockade.broker._server import bind, check_socket_path, serving
 from stockade.broker._service import EpisodeService
 from stockade.broker._wire import AUTH_HEADER, PROTOCOL_VERSION
 
@@ -21,6 +21,7 @@ __all__ = [
     "ExecRequest",
     "Refusal",
     "bind",
+    "check_socket_path",
     "create_app",
     "serving",
 ]

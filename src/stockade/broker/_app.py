@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import logging
@@ -95,6 +96,11 @@ def _text(data: bytes) -> tuple[str, str | None]:
         return data.decode("utf-8", "replace"), base64.b64encode(data).decode("ascii")
 
 
+def _spelled(path: str) -> str:
+    r"""A name that is not UTF-8, which JSON cannot hold, as text: its odd bytes as ``\udcXX`` spelled out."""
+    return path.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _exec_reply(result: ExecResult, peer: ExecReply | None = None) -> ExecReply:
     stdout, stdout_b64 = _text(result.stdout)
     stderr, stderr_b64 = _text(result.stderr)
@@ -158,6 +164,8 @@ class _Routes:
         wish = check_create(await _body(request, CreateBody), self._service.caps, ttl_s=self._ttl_s)
         owner = request.scope.get("state", {}).get("peer_pid")
         episode_id = await self._service.create(wish, owner=owner)
+        if await request.is_disconnected():  # nobody learns this ID: it would live until its time is over
+            await self._service.close(episode_id)
         return _reply(Created(episode_id, "running", {"workspace": WORKSPACE}), 201)
 
     async def status(self, request: Request) -> Response:
@@ -186,14 +194,14 @@ class _Routes:
     async def put_dir(self, request: Request) -> Response:
         body = await _body(request, DirBody)
         archive = decode(body.archive_b64, "archive_b64")
-        files = _archive.unpack(archive, limit_bytes=MAX_UNPACKED_BYTES)
+        files = await asyncio.to_thread(_archive.unpack, archive, limit_bytes=MAX_UNPACKED_BYTES)
         await self._service.put_dir(request.path_params["id"], check_path(body.path, "path"), files)
         return Response(status_code=204)
 
     async def get_dir(self, request: Request) -> Response:
         found = await self._service.get_dir(request.path_params["id"], _path_parameter(request))
-        archive = base64.b64encode(_archive.pack(found.files)).decode("ascii")
-        skipped = [SkippedReply(item.path, item.reason) for item in found.skipped]
+        archive = base64.b64encode(await asyncio.to_thread(_archive.pack, found.files)).decode("ascii")
+        skipped = [SkippedReply(_spelled(item.path), item.reason) for item in found.skipped]
         return _reply(DirReply(archive, {"skipped": skipped}))
 
 

@@ -26,13 +26,14 @@ def unpack(archive: bytes, *, limit_bytes: int) -> dict[str, bytes]:
         if len(plain) > limit_bytes:
             raise Refusal(Code.PAYLOAD_TOO_LARGE, "the archive unpacks to more than is allowed")
         with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as tar:
-            return _members(tar)
+            return _members(tar, limit_bytes)
     except (tarfile.TarError, EOFError, OSError, zlib.error, UnicodeError) as error:
         raise Refusal(Code.INVALID_REQUEST, f"not a gzipped tar: {error}") from error
 
 
-def _members(tar: tarfile.TarFile) -> dict[str, bytes]:
+def _members(tar: tarfile.TarFile, limit_bytes: int) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
+    left = limit_bytes
     for number, member in enumerate(tar):
         if number >= MAX_MEMBERS:
             raise Refusal(Code.INVALID_REQUEST, f"more than {MAX_MEMBERS} members")
@@ -41,8 +42,12 @@ def _members(tar: tarfile.TarFile) -> dict[str, bytes]:
             raise Refusal(Code.INVALID_REQUEST, f"member {member.name!r} is not relative to the directory")
         if member.isdir():
             continue
-        if not member.isreg():
-            raise Refusal(Code.INVALID_REQUEST, f"member {member.name!r} is neither a file nor a directory")
+        # A sparse member is a terabyte of holes in a few bytes of archive: no bound on the archive is one on it.
+        if not member.isreg() or member.issparse():
+            raise Refusal(Code.INVALID_REQUEST, f"member {member.name!r} is neither a plain file nor a directory")
+        left -= member.size
+        if left < 0:
+            raise Refusal(Code.PAYLOAD_TOO_LARGE, "the archive unpacks to more than is allowed")
         content = tar.extractfile(member)
         if content is None or str(path) in files:
             raise Refusal(Code.INVALID_REQUEST, f"member {member.name!r} occurs twice")

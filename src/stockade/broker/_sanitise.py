@@ -24,6 +24,8 @@ _RESERVED_METADATA, _RESERVED_ENV = "nemo-rl-", "NEMO_RL_"
 _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ID_TEXT = re.compile(r"[ -~]{1,256}")
 _MIB, _GIB = 1 << 20, 1 << 30
+# Each request becomes a line of the record, and a line has an end.
+_MAX_VARIABLES, _MAX_NAME_BYTES, _MAX_LABELS, _MAX_LABEL_TEXT, _MAX_PATH = 1024, 1 << 16, 64, 1024, 4095
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def check_create(body: CreateBody, caps: SandboxLimits, *, ttl_s: float) -> Crea
 
 def _resources(asked: Resources, caps: SandboxLimits) -> tuple[int | None, int | None]:
     memory = None if asked.memory_mib is None else asked.memory_mib * _MIB
-    disk = None if asked.disk_gib is None else int(asked.disk_gib * _GIB)
+    disk = None if asked.disk_gib is None else int(max(-1.0, min(asked.disk_gib, float(_GIB))) * _GIB)
     table = (
         ("cpu", asked.cpu, caps.cpus),
         ("memory_mib", memory, caps.memory),
@@ -122,6 +124,8 @@ def _resources(asked: Resources, caps: SandboxLimits) -> tuple[int | None, int |
 
 
 def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    if len(metadata) > _MAX_LABELS or any(len(text) > _MAX_LABEL_TEXT for text in metadata.values()):
+        raise Refusal(Code.INVALID_REQUEST, f"metadata: at most {_MAX_LABELS} labels of {_MAX_LABEL_TEXT} characters")
     for name in metadata:
         if name.startswith(_RESERVED_METADATA):
             raise Refusal(Code.FIELD_NOT_ALLOWED, f"metadata: {name!r} is reserved")
@@ -132,6 +136,9 @@ def _metadata(metadata: Mapping[str, str]) -> dict[str, str]:
 
 def check_env(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables, or refuse a name or a value that a process could not have."""
+    if len(env) > _MAX_VARIABLES or sum(len(name.encode()) for name in env) > _MAX_NAME_BYTES:
+        limits = f"{_MAX_VARIABLES} variables, with {_MAX_NAME_BYTES} bytes of names"
+        raise Refusal(Code.INVALID_REQUEST, f"env: at most {limits}")
     for name, value in env.items():
         if name.startswith(_RESERVED_ENV):
             raise Refusal(Code.FIELD_NOT_ALLOWED, f"env: {name!r} is reserved")
@@ -143,6 +150,8 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 def check_path(path: str, name: str) -> str:
     """Return an absolute path without NUL and ``..``."""
     pure = PurePosixPath(path)
+    if len(path) > _MAX_PATH:
+        raise Refusal(Code.INVALID_REQUEST, f"{name}: longer than {_MAX_PATH} characters")
     if not pure.is_absolute() or "\0" in path or ".." in pure.parts:
         raise Refusal(Code.INVALID_REQUEST, f"{name}: {path!r} is not an absolute path without '..'")
     return path

@@ -37,10 +37,15 @@ class _PeerProtocol(H11Protocol):
         self.app_state: dict[str, Any] = {**self.app_state, "peer_pid": pid}
 
 
-def bind(path: Path) -> socket.socket:
-    """Return a listening UNIX socket of mode 0600 at ``path``; a dead one there is replaced."""
+def check_socket_path(path: Path) -> None:
+    """Raise NodeError if no socket can have this path (unix(7))."""
     if len(os.fsencode(path)) > _PATH_LIMIT:
         raise NodeError(f"the socket path {path} is too long", hint="set STOCKADE_STATE to a short path")
+
+
+def bind(path: Path) -> socket.socket:
+    """Return a listening UNIX socket of mode 0600 at ``path``; a dead one there is replaced."""
+    check_socket_path(path)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

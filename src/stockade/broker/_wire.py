@@ -7,7 +7,7 @@ has a field for a finding, a verdict or a review: the learning side cannot be to
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ PROTOCOL_VERSION = "2"
 AUTH_HEADER = "OPENSANDBOX-EPISODE-BROKER-AUTH"
 
 Role = Literal["rollout", "grading"]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]  # what the record's JSON holds exactly
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -37,8 +38,8 @@ class CreateExt(Strict, frozen=True):
     role: Role = "rollout"
     task_id: str | None = None
     group_id: str | None = None
-    train_step: int | None = None
-    attempt: int | None = None
+    train_step: Count | None = None
+    attempt: Count | None = None
 
 
 class CreateBody(Strict, frozen=True):

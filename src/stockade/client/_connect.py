@@ -103,7 +103,8 @@ class Run:
         try:
             _write_all(spec_write, json.dumps(self._options.spec()).encode())  # far below what a pipe holds
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "stockade.agent", "--ready-fd", str(write)),
+                # -P: with -m, Python would import from the working directory first, where collected files may lie.
+                *(sys.executable, "-P", "-m", "stockade.agent", "--ready-fd", str(write)),
                 stdin=spec_read,
                 pass_fds=(write,),
                 start_new_session=True,  # Ctrl-C reaches the agent through close(), after the rollouts
@@ -118,6 +119,9 @@ class Run:
             raise AgentGone(
                 f"the node agent did not start within {_START_S:g} s", hint="see: stockade doctor"
             ) from error
+        except asyncio.CancelledError:
+            await self.close()  # an agent to which nobody has a handle must not go on
+            raise
         if not said:
             await self._end(self._process)
             raise AgentGone(
