@@ -24,7 +24,9 @@ from stockade.sandbox._types import HOME, WORKSPACE, Collected, Skipped
 
 MAX_ENTRIES = 20_000
 MAX_DEPTH = 64
-MAX_SPELLED = 4 << 20  # characters of all paths together: 64 directories of 255 bytes stand before every name below them
+MAX_SPELLED = (
+    4 << 20
+)  # characters of all paths together: 64 directories of 255 bytes stand before every name below them
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Where the writable directories of a sandbox lie in its tmpfs.
@@ -113,7 +115,11 @@ def _refusal(path: str, error: OSError) -> Exception:
         return PathRefused(path, "no_space_left_in_the_sandbox")
     if error.errno == errno.ENOENT:
         return FileNotFoundError(errno.ENOENT, "no such file or directory in the sandbox", path)
-    return error
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EISDIR):
+        return error
+    # A lease, a program that runs from it, a name beyond its length: whatever else the tree answers is its owner's
+    # doing, and must not look like a fault of the node.
+    return PathRefused(path, "not_possible_there")
 
 
 def _open_regular(name: str, dir_fd: int) -> int | str:

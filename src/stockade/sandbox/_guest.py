@@ -25,6 +25,7 @@ import sys
 import time
 
 _SOL_SOCKET, _SCM_RIGHTS = 1, 1
+_MSG_CMSG_CLOEXEC = 0x40000000  # a command gets its copies at 0, 1, 2 … and not these as well
 _HEADER = _struct.Struct("<cQIIB")  # kind, exec id, number of arguments, number of variables, descriptors
 _ENDED = _struct.Struct("<cQiQQ")  # kind, exec id, wait status, CPU ns, maximum resident bytes
 _PACKET = 1 << 18
@@ -85,7 +86,7 @@ class Guest:
 
     def receive(self):
         space = _socket.CMSG_SPACE(5 * 4)
-        data, ancillary, _, _ = self.control.recvmsg(_PACKET, space)
+        data, ancillary, _, _ = self.control.recvmsg(_PACKET, space, _MSG_CMSG_CLOEXEC)
         if not data:
             return False
         fds: list[int] = []

@@ -29,7 +29,7 @@ from stockade.sandbox import _syscalls as sys_
 # The private mount namespace hides whatever lies here on the host; no sandbox binds anything from it.
 _SCRATCH_CANDIDATES = ("/mnt", "/media", "/srv", "/sys")
 WRITABLE = ("workspace", "tmp", "home", "shm")
-_OOM_SCORE = "900"  # The kernel's OOM killer must take a sandbox before the trainer or the agent.
+_OOM_SCORE = 900  # The kernel's OOM killer must take a sandbox before the trainer or the agent.
 _USER_LIMITS = {"max_net_namespaces": 1, "max_inotify_instances": 16, "max_cgroup_namespaces": 4}
 
 CONTROL_FD, ARGS_FD, FILTER_FD, INFO_FD = 3, 4, 5, 6
@@ -94,8 +94,7 @@ def run(plan: Plan, fds: HolderFds, files: Files) -> NoReturn:
 
 def _hold(plan: Plan, fds: HolderFds, files: Files, report: socket.socket) -> None:
     os.setsid()
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-        score.write(_OOM_SCORE)
+    _raise_oom_score()
     if plan.cpus:
         os.sched_setaffinity(0, plan.cpus)
     scratch = scratch_path()
@@ -122,6 +121,16 @@ def _hold(plan: Plan, fds: HolderFds, files: Files, report: socket.socket) -> No
     _arrange_fds(fds, keep=bwrap if isinstance(bwrap, int) else None)
     argv = ["bwrap", "--args", str(ARGS_FD), "--", *plan.command]
     os.execve(_BWRAP_FD if isinstance(bwrap, int) else bwrap, argv, {})
+
+
+def _raise_oom_score() -> None:
+    path = "/proc/self/oom_score_adj"
+    with open(path, encoding="ascii") as score:
+        # Never lower it: that takes a capability, and a container of the lowest class starts with 1000.
+        if int(score.read()) >= _OOM_SCORE:
+            return
+    with open(path, "w", encoding="ascii") as score:
+        score.write(str(_OOM_SCORE))
 
 
 def _open_trees(plan: Plan) -> dict[str, int]:

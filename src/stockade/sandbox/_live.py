@@ -19,6 +19,7 @@ from stockade.sandbox._aio import writable
 from stockade.sandbox._types import WORKSPACE, Collected, ExecResult, Exit, ExitKind, Usage
 
 _KILL_GRACE_S = 3.0
+_DEATH_S = 10.0  # what is being killed may be large: a million mappings take the kernel seconds to clear up
 _FREEZE_ROUNDS = 100
 _T = TypeVar("_T")
 
@@ -100,10 +101,12 @@ class LiveSandbox:
             self.on_gone()
 
     def _unexplained(self) -> Exit:
-        if _proc.oom_kills() > self._oom_kills and self._memory_bytes <= self.limits.memory:
-            # It was within its own limit, so the node ran out of memory: not the candidate's doing.
-            return Exit(ExitKind.NODE_FAULT, evidence="the kernel's OOM killer struck while it was within its limit")
-        return Exit(ExitKind.GUEST_LOST, evidence="its first process ended and nothing outside had asked for it")
+        evidence = "its first process ended and nothing outside had asked for it"
+        if _proc.oom_kills() > self._oom_kills:
+            # Evidence, not a fault of the node: the count is the whole node's, a program can add to it with kernel
+            # memory that nobody measures, and it can end this process itself. It would have its sample masked.
+            evidence += f"; the kernel's OOM killer had struck on this node, this held {self._memory_bytes} bytes"
+        return Exit(ExitKind.GUEST_LOST, evidence=evidence)
 
     async def kill(self, exit_: Exit) -> Exit:
         """End it and wait until no process of it is left; returns the reason that stands."""
@@ -116,7 +119,7 @@ class LiveSandbox:
             await asyncio.shield(self._gone)
         else:
             try:
-                await asyncio.wait_for(asyncio.shield(self._gone), _KILL_GRACE_S)
+                await asyncio.wait_for(asyncio.shield(self._gone), _DEATH_S)
             except TimeoutError as error:
                 raise SandboxFault(f"{self.rollout_id}: process {self.init_pid} survives SIGKILL") from error
         return self._reason()
@@ -163,8 +166,8 @@ class LiveSandbox:
         packet, body = _exec.pack(running.exec_id, argv, cwd or WORKSPACE, {**self._env, **(env or {})})
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         budget = _exec.Budget(self.limits.output)
-        with contextlib.ExitStack() as theirs:
-            ours_in, fds, readers = self._stdio(stdin, budget, over, theirs)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            ours_in, fds, readers = self._stdio(stdin, budget, over, theirs, ours)
             for pipe in pipes or ():
                 fds.append(os.dup(pipe))
                 theirs.callback(os.close, fds[-1])
@@ -172,17 +175,15 @@ class LiveSandbox:
                 fds.insert(0, _exec.memory_file(body))
                 theirs.callback(os.close, fds[0])
             self._running[running.exec_id] = running
+            ours.callback(self._running.pop, running.exec_id)
             try:
                 await self._send(packet, fds)
             except OSError as error:
-                self._running.pop(running.exec_id)
-                for reader in readers:
-                    os.close(reader.fd)
-                if ours_in is not None:
-                    os.close(ours_in)
-                if self._ended is not None:
-                    return self._refused()
-                raise SandboxFault(f"{self.rollout_id}: the guest does not answer: {error}") from error
+                # It is dying, or kept too busy to read: both are in the power of what runs inside, so this is no
+                # fault of the node.
+                self.end(Exit(ExitKind.GUEST_LOST, evidence=f"its first process takes no commands: {error}"))
+                return self._refused()
+            ours.pop_all()
         for reader in readers:
             reader.start()
         feeding = None if ours_in is None else asyncio.ensure_future(_exec.feed(ours_in, stdin))
@@ -197,20 +198,27 @@ class LiveSandbox:
                 await asyncio.gather(feeding, return_exceptions=True)
 
     def _stdio(
-        self, stdin: bytes, budget: _exec.Budget, over: asyncio.Future[None], theirs: contextlib.ExitStack
+        self,
+        stdin: bytes,
+        budget: _exec.Budget,
+        over: asyncio.Future[None],
+        theirs: contextlib.ExitStack,
+        ours: contextlib.ExitStack,
     ) -> tuple[int | None, list[int], list[_exec.Reader]]:
         ours_in = None
         if stdin:
             source, ours_in = os.pipe2(os.O_CLOEXEC)
+            ours.callback(os.close, ours_in)
         else:
             source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        theirs.callback(os.close, source)
         fds, readers = [source], []
         for _ in range(2):
-            ours, sink = os.pipe2(os.O_CLOEXEC)
-            readers.append(_exec.Reader(ours, budget, over))
+            read, sink = os.pipe2(os.O_CLOEXEC)
+            ours.callback(os.close, read)
+            theirs.callback(os.close, sink)
+            readers.append(_exec.Reader(read, budget, over))
             fds.append(sink)
-        for fd in fds:
-            theirs.callback(os.close, fd)
         return ours_in, fds, readers
 
     async def _collect(
@@ -312,32 +320,40 @@ class LiveSandbox:
 
     # ---- files
 
-    async def _on_files(self, work: Callable[[], _T]) -> _T:
+    async def _on_files(self, work: Callable[[int], _T]) -> _T:
+        if self._destroyed:
+            raise SandboxFault(f"{self.rollout_id}: its files are gone")
+        # A copy: destroyed meanwhile, the number could be the next sandbox's, and the walk go on in there.
+        root_fd = os.dup(self.root_fd)
+
         def run() -> _T:
-            with _files.acting_as(self._owner):
-                return work()
+            try:
+                with _files.acting_as(self._owner):
+                    return work(root_fd)
+            finally:
+                os.close(root_fd)
 
         return await asyncio.to_thread(run)
 
     async def read_file(self, path: str, *, limit_bytes: int) -> bytes:
         """Read a regular file of the workspace or /tmp."""
-        return await self._on_files(lambda: _files.read_file(self.root_fd, path, limit_bytes=limit_bytes))
+        return await self._on_files(lambda root: _files.read_file(root, path, limit_bytes=limit_bytes))
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file; its bytes count against the sandbox's disk."""
-        await self._on_files(lambda: _files.write_file(self.root_fd, path, data))
+        await self._on_files(lambda root: _files.write_file(root, path, data))
 
     async def put_dir(self, path: str, files: Mapping[str, bytes]) -> None:
         """Write several files below a directory."""
-        await self._on_files(lambda: _files.put_dir(self.root_fd, path, files))
+        await self._on_files(lambda root: _files.put_dir(root, path, files))
 
     async def get_dir(self, path: str, *, limit_bytes: int) -> Collected:
         """Collect the regular files below a directory."""
-        return await self._on_files(lambda: _files.get_dir(self.root_fd, path, limit_bytes=limit_bytes))
+        return await self._on_files(lambda root: _files.get_dir(root, path, limit_bytes=limit_bytes))
 
     async def snapshot(self) -> dict[str, str]:
         """Return the state of the workspace as path → size and digest."""
-        return await self._on_files(lambda: _files.snapshot(self.root_fd))
+        return await self._on_files(_files.snapshot)
 
     # ---- the rest
 

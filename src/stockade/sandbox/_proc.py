@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What a process that ended meanwhile answers. A want of descriptors is not among them: the watchdog would be blind."""
 
 
 class Footprint(NamedTuple):
@@ -38,7 +40,7 @@ def descendants(root: int) -> Iterator[int]:
     while pending:
         pid = pending.pop()
         yield pid
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*_GONE):
             for task in os.listdir(f"/proc/{pid}/task"):
                 pending.extend(int(child) for child in _read(f"/proc/{pid}/task/{task}/children").split())
 
@@ -48,7 +50,7 @@ def footprint(root: int) -> Footprint:
     resident = tasks = cpu = 0
     pids = []
     for pid in descendants(root):
-        with contextlib.suppress(OSError, IndexError, ValueError):
+        with contextlib.suppress(*_GONE, IndexError, ValueError):
             fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             cpu += sum(int(field) for field in fields[11:15])
             tasks += int(fields[17])

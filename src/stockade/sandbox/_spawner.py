@@ -83,7 +83,12 @@ def _serve(agent: socket.socket, files: Files) -> bool:
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(raw) != len(HolderFds._fields):
         raise OSError(errno.EPROTO, "malformed request")
     fds = HolderFds(*raw)
-    if os.fork() == 0:
+    try:
+        child = os.fork()
+    except OSError as error:  # the node's limit on processes: this start fails, not every sandbox that lives
+        _decline(fds, error)
+        return True
+    if child == 0:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -92,6 +97,13 @@ def _serve(agent: socket.socket, files: Files) -> bool:
     for fd in fds:
         os.close(fd)
     return True
+
+
+def _decline(fds: HolderFds, error: OSError) -> None:
+    with socket.socket(fileno=fds.report) as report, contextlib.suppress(OSError):
+        report.send(json.dumps({"error": f"fork: {error}"}).encode())
+    for fd in fds[1:]:
+        os.close(fd)
 
 
 def _plan(request: dict[str, Any]) -> Plan:

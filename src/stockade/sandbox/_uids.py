@@ -30,7 +30,7 @@ class UidPool:
 
     def take(self) -> int:
         """Return a uid that nobody else on this node holds. Raises SandboxFault when all are taken."""
-        start = random.randrange(self._count)  # noqa: S311 - spreads agents over the range, hides nothing
+        start = random.randrange(max(1, self._count))  # noqa: S311 - spreads agents over the range, hides nothing
         for step in range(self._count):
             index = (start + step) % self._count
             if index not in self._held and self._lock(index, fcntl.F_WRLCK):

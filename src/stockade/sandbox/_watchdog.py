@@ -15,6 +15,7 @@ all of them; without one, wall time bounds the first, and the kernel's OOM kille
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,7 +89,11 @@ class Watchdog:
         try:
             return self._measure(sandbox, rounds)
         except Exception as error:  # noqa: BLE001 - a tree that cannot be measured is not within its limits
-            return Exit(ExitKind.NODE_FAULT, evidence=f"cannot measure the sandbox: {error}")
+            # Only a want of descriptors is surely this process's own; anything else the tree may have arranged, and a
+            # fault of the node would mask its sample.
+            own = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+            kind = ExitKind.NODE_FAULT if own else ExitKind.GUEST_LOST
+            return Exit(kind, evidence=f"cannot measure the sandbox: {error}")
 
     def _measure(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:
         limits = sandbox.limits
