@@ -66,6 +66,8 @@ def run(
         emit(shown)
     else:
         for stream, name in ((sys.stdout, "stdout_b64"), (sys.stderr, "stderr_b64")):
+            if stream is None:  # whoever started this had closed it
+                continue
             stream.buffer.write(base64.b64decode(str(shown[name])))
             stream.flush()
     raise typer.Exit(code)

@@ -100,10 +100,10 @@ def _show(told: Mapping[str, Any], job: Job, directory: Path, isolation: str, su
     rows = [
         ("end", told.get("end")),
         ("steps", grpo.get("steps")),
-        ("reward, first → last quarter", f"{grpo.get('reward_first')} → {grpo.get('reward_last')}"),
-        ("held out before", told.get("evaluation_before")),
-        ("held out after", grpo.get("evaluation_after")),
-        ("verdicts", grpo.get("verdicts")),
+        ("reward, first → last quarter", f"{_short(grpo.get('reward_first'))} → {_short(grpo.get('reward_last'))}"),
+        ("held out before", _short(told.get("evaluation_before"))),
+        ("held out after", _short(grpo.get("evaluation_after"))),
+        ("verdicts", _short(grpo.get("verdicts"))),
         ("masked samples, dropped groups", f"{grpo.get('masked')}, {grpo.get('dropped_groups')}"),
         ("trainer isolation", isolation),
         ("model", job.folder / "model"),
@@ -114,3 +114,10 @@ def _show(told: Mapping[str, Any], job: Job, directory: Path, isolation: str, su
     table(f"job {job.name}", ("what", "value"), rows)
     for message in filter(None, [told.get("message")]):
         out.print(str(message), markup=False)
+
+
+def _short(value: object) -> str:
+    """Return a number with two digits, or a table of numbers in words."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -73,11 +73,11 @@ class UnsafeCidr(StrictModel):
 class UidRange(StrictModel):
     """Unprivileged uids for sandboxes of an agent that runs as root; no account may have one of them.
 
-    The default begins above what systemd gives to containers (0x00080000 to 0x6FFFFFFF, systemd "UIDS-GIDS").
+    The first one is that of the egress workers. The default begins above what systemd gives to containers (0x00080000 to 0x6FFFFFFF, systemd "UIDS-GIDS").
     """
 
     first: int = Field(default=0x7000_0000, ge=65_536, le=_MAX_UID)
-    count: int = Field(default=65_536, ge=1, le=1 << 24)
+    count: int = Field(default=65_536, ge=2, le=1 << 24)
 
     @model_validator(mode="after")
     def _within_uid_t(self) -> Self:
