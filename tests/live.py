@@ -22,12 +22,10 @@ SMALL = SandboxLimits(
     pids=64,
     disk=64 * MIB,
     inodes=4096,
-    wall=120,
-    cpu=60,
     file_size=32 * MIB,
     open_files=256,
     output=MIB,
-)
+).model_copy(update={"wall_s": 120.0, "cpu_s": 60.0})
 PATIENCE_S = 60.0
 """The longest that a test waits for anything: several times what a busy machine needs."""
 

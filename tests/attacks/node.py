@@ -37,18 +37,38 @@ CREDENTIALS = (
     *(".ssh/id_ed25519", ".netrc", ".aws/credentials", ".config/gcloud/credentials.db", ".cache/huggingface/token"),
     *(".bash_history", ".docker/config.json", ".kube/config", ".git-credentials", ".pypirc", ".config/wandb/settings"),
 )
-SECRET_NAMES = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "SLURM_SRUN_COMM_PORT", "PMIX_SERVER_URI", "KRB5CCNAME")
+SECRET_NAMES = (
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "SLURM_SRUN_COMM_PORT",
+    "PMIX_SERVER_URI",
+    "KRB5CCNAME",
+)
 SOCKETS = {
     "A5": ("/run/munge/munge.socket.2",),
     "A6": ("/var/spool/slurmd/node1_1.0", "/run/slurmctld/sackd.socket"),
-    "A9": ("gnupg/S.gpg-agent", "vscode-ipc-1.sock", "jupyter/kernel.sock", "/run/screen/S-user/1.tty", "/run/tmux/default"),
+    "A9": (
+        "gnupg/S.gpg-agent",
+        "vscode-ipc-1.sock",
+        "jupyter/kernel.sock",
+        "/run/screen/S-user/1.tty",
+        "/run/tmux/default",
+    ),
     "A10": ("/run/dbus/system_bus_socket", "bus", "systemd/private", "/run/systemd/private"),
     "A11": ("/run/docker.sock", "/run/containerd/containerd.sock", "/run/crio/crio.sock", "podman/podman.sock"),
 }
 ABSTRACT = ("containerd-shim/k8s.io/1/shim.sock", "/tmp/.X11-unix/X0", "ray/plasma_store")
 ADDRESSES = (
     *(("127.0.0.1", 6379), ("127.0.0.1", 8265), ("::1", 8000), ("169.254.169.254", 80), ("10.1.2.3", 6817)),
-    *(("172.16.4.5", 443), ("192.168.7.8", 623), ("100.64.9.9", 443), ("11.0.0.5", 443), ("2600:5::5", 443), ("fd00::5", 443)),
+    *(
+        ("172.16.4.5", 443),
+        ("192.168.7.8", 623),
+        ("100.64.9.9", 443),
+        ("11.0.0.5", 443),
+        ("2600:5::5", 443),
+        ("fd00::5", 443),
+    ),
 )
 SEGMENT_KEY = 0x5EC2E7
 
@@ -70,7 +90,12 @@ def make(folder: str) -> None:
     netlab._configure()
     Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
     token = os.urandom(16).hex()
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": f"{folder}/home", "TMPDIR": f"{folder}/tmp", "LANG": "C.UTF-8"}
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": f"{folder}/home",
+        "TMPDIR": f"{folder}/tmp",
+        "LANG": "C.UTF-8",
+    }
     env |= {name: f"{name}-{token}" for name in SECRET_NAMES} | {"PYTHONPATH": os.pathsep.join(sys.path)}
     os.execve(sys.executable, [sys.executable, "-B", __file__, "--serve", folder, token], env)
 
@@ -86,8 +111,14 @@ class Node:
         self._leak = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
         os.set_inheritable(self._leak, True)  # the careless launcher's: any child may have it
         self.facts = {
-            **{"token": token, "credentials": self._credentials(), "sockets": self._sockets(), "leak": self._leak},
-            **{"abstract": ABSTRACT, "addresses": ADDRESSES, "key": SEGMENT_KEY, "files": self._files()},
+            "token": token,
+            "credentials": self._credentials(),
+            "sockets": self._sockets(),
+            "leak": self._leak,
+            "abstract": ABSTRACT,
+            "addresses": ADDRESSES,
+            "key": SEGMENT_KEY,
+            "files": self._files(),
         }
         for name in ABSTRACT:
             self._listen(socket.AF_UNIX, f"\0{name}", name)
@@ -108,7 +139,11 @@ class Node:
 
     def _files(self) -> list[str]:
         names = ["/var/spool/slurmd/job00001/slurm_script", "/var/spool/slurmd/cred_state", "/dev/shm/nccl-canary"]
-        names += ["/run/user/krb5cc_canary", "/run/secrets/kubernetes.io/serviceaccount/token", str(self._ssh / "krb5cc_0")]
+        names += [
+            "/run/user/krb5cc_canary",
+            "/run/secrets/kubernetes.io/serviceaccount/token",
+            str(self._ssh / "krb5cc_0"),
+        ]
         for name in names:
             self._write(Path(name))
         return names
@@ -174,9 +209,19 @@ class Node:
             return dict(self.reached)
         arguments = json.dumps(request["arguments"])
         if request["op"] == "inside":
-            result = self.owner.exec(self.sandbox, self.owner.probe(request["source"], request["arguments"]), timeout_s=30)
+            result = self.owner.exec(
+                self.sandbox, self.owner.probe(request["source"], request["arguments"]), timeout_s=30
+            )
             return [result.exit.code, result.stdout.decode(), f"{result.exit} {result.stderr.decode()}"]
-        command = [shutil.which("python3") or sys.executable, "-I", "-S", "-B", "-c", live.PRELUDE + request["source"], arguments]
+        command = [
+            shutil.which("python3") or sys.executable,
+            "-I",
+            "-S",
+            "-B",
+            "-c",
+            live.PRELUDE + request["source"],
+            arguments,
+        ]
         if request["op"] == "careless":
             command = [find_bubblewrap().path, *request["options"], "--", *command]
         done = subprocess.run(command, capture_output=True, timeout=30, check=False, close_fds=False)

@@ -38,14 +38,18 @@ def test_a01_credentials_in_the_home(node):
     assert node.inside(READ, paths) == ["ENOENT"] * len(paths)
 
 
+@pytest.mark.promise("S2.1")
 def test_a01_credentials_are_nowhere(node):
     """Not under another path either: the whole tree is searched by name."""
-    names = sorted({os.path.basename(path) for path in node.facts["credentials"]} - {"config.json", "config", "settings"})
+    names = sorted(
+        {os.path.basename(path) for path in node.facts["credentials"]} - {"config.json", "config", "settings"}
+    )
     home = str(Path(node.facts["credentials"][0]).parents[1])
     assert len(node.plain(FIND, [names, home])) == len(names)  # the host's own tree is large: only the home is searched
     assert not [path for path in node.inside(FIND, [names, ""]) if not path.startswith(("/usr/", "/lib"))]
 
 
+@pytest.mark.promise("S2.1")
 @pytest.mark.parametrize("case", ["A5", "A6", "A10", "A11"])
 def test_a05_a06_a10_a11_scheduler_bus_and_container_sockets(node, case):
     paths = node.facts["sockets"][case]
@@ -78,8 +82,32 @@ def test_a05_slurm_programs_have_nobody_to_talk_to(node):
 
 
 DEVICES = (
-    *("kvm", "fuse", "net/tun", "mem", "kmsg", "vhost-net", "vhost-vsock", "uinput", "loop-control", "loop0", "sda", "vda"),
-    *("infiniband/uverbs0", "infiniband/rdma_cm", "cxi0", "nvidia0", "nvidiactl", "nvidia-uvm", "dri/card0", "kfd", "hpet", "port"),
+    *(
+        "kvm",
+        "fuse",
+        "net/tun",
+        "mem",
+        "kmsg",
+        "vhost-net",
+        "vhost-vsock",
+        "uinput",
+        "loop-control",
+        "loop0",
+        "sda",
+        "vda",
+    ),
+    *(
+        "infiniband/uverbs0",
+        "infiniband/rdma_cm",
+        "cxi0",
+        "nvidia0",
+        "nvidiactl",
+        "nvidia-uvm",
+        "dri/card0",
+        "kfd",
+        "hpet",
+        "port",
+    ),
 )
 
 
@@ -114,8 +142,17 @@ def test_a22_devices_cannot_be_made(node):
 PROC_WRITES = (
     *("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hotplug", "/proc/sysrq-trigger"),
     *("/proc/sys/fs/binfmt_misc/register", "/sys/kernel/uevent_helper", "/proc/sys/vm/overcommit_memory"),
-    *("/proc/sys/kernel/unprivileged_userns_clone", "/proc/sys/user/max_user_namespaces", "/proc/sys/net/ipv4/ip_forward"),
-    *("/proc/irq/default_smp_affinity", "/proc/1/oom_score_adj", "/proc/sys/kernel/randomize_va_space", "/proc/timer_list"),
+    *(
+        "/proc/sys/kernel/unprivileged_userns_clone",
+        "/proc/sys/user/max_user_namespaces",
+        "/proc/sys/net/ipv4/ip_forward",
+    ),
+    *(
+        "/proc/irq/default_smp_affinity",
+        "/proc/1/oom_score_adj",
+        "/proc/sys/kernel/randomize_va_space",
+        "/proc/timer_list",
+    ),
 )
 
 
@@ -141,7 +178,9 @@ def read(path):
         return file.read(4096).decode("latin-1")
 say({path: attempt(read, path) for path in ARGS})
 """
-    found = node.inside(source, ["/proc/kcore", "/proc/kmsg", "/proc/kallsyms", "/proc/kpagecount", "/proc/sched_debug"])
+    found = node.inside(
+        source, ["/proc/kcore", "/proc/kmsg", "/proc/kallsyms", "/proc/kpagecount", "/proc/sched_debug"]
+    )
     addresses = {line.split()[0] for line in found.pop("/proc/kallsyms").splitlines() if " " in line}
     assert addresses <= {"0" * 16}
     assert set(found.values()) <= {"EACCES", "EPERM", "ENOENT", ""}
@@ -187,7 +226,18 @@ say([attempt(write, path) for path in ARGS])
 
 
 def test_a47_read_only_system(node):
-    paths = ["/usr/x", "/usr/bin/x", "/bin/x", "/lib/x", "/etc/x", "/etc/passwd", "/etc/ld.so.preload", "/x", "/sandbox/x", "/dev/x"]
+    paths = [
+        "/usr/x",
+        "/usr/bin/x",
+        "/bin/x",
+        "/lib/x",
+        "/etc/x",
+        "/etc/passwd",
+        "/etc/ld.so.preload",
+        "/x",
+        "/sandbox/x",
+        "/dev/x",
+    ]
     answers = node.inside(WRITES, paths)
     assert answers == ["EROFS"] * len(paths)
     planted = [node.facts["credentials"][0]]
@@ -226,7 +276,12 @@ say([[line[4] for line in lines if any(word.startswith(("shared:", "master:")) f
 
 def test_a66_persistence(node):
     """Start-up files of a home are written, and are not those of any home outside."""
-    names = [".bashrc", ".ssh/authorized_keys", ".config/systemd/user/x.service", ".local/lib/python3.11/site-packages/usercustomize.py"]
+    names = [
+        ".bashrc",
+        ".ssh/authorized_keys",
+        ".config/systemd/user/x.service",
+        ".local/lib/python3.11/site-packages/usercustomize.py",
+    ]
     source = """
 def plant(name):
     path = os.path.join(os.environ.get("HOME", "/"), name)

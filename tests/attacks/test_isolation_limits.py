@@ -34,7 +34,11 @@ def test_a54_output_flood(owner):
 
 @pytest.mark.parametrize(
     "source",
-    ["while True:\n os.write(1, b'x')", "os.dup2(1, 2)\nwhile True:\n os.write(2, b'y\\n' * 1000)", "os.execvp('yes', ['yes'])"],
+    [
+        "while True:\n os.write(1, b'x')",
+        "os.dup2(1, 2)\nwhile True:\n os.write(2, b'y\\n' * 1000)",
+        "os.execvp('yes', ['yes'])",
+    ],
     ids=["byte by byte", "both streams", "yes"],
 )
 def test_a54_endless_output(owner, source):
@@ -50,7 +54,9 @@ def test_a54_input_that_nobody_reads_and_output_closed_early(owner, sandbox):
     assert owner.exec(sandbox, ["/bin/true"], stdin=data).exit.code == 0
     assert owner.exec(sandbox, ["/bin/sleep", "60"], stdin=data, timeout_s=0.3).exit.kind is ExitKind.TIMEOUT
     assert owner.exec(sandbox, ["/bin/sh", "-c", "exec >&- 2>&- <&-; exit 3"], stdin=data).exit.code == 3
-    assert owner.exec(sandbox, ["/bin/sh", "-c", "exec >&- 2>&-; sleep 60"], timeout_s=0.3).exit.kind is ExitKind.TIMEOUT
+    assert (
+        owner.exec(sandbox, ["/bin/sh", "-c", "exec >&- 2>&-; sleep 60"], timeout_s=0.3).exit.kind is ExitKind.TIMEOUT
+    )
     assert owner.exec(sandbox, ["/bin/sh", "-c", "sleep 60 & exit 4"]).exit.code == 4  # a child that holds the pipe
 
 

@@ -131,6 +131,7 @@ say([names, attempt(flags, b"lo", 0), attempt(address, "169.254.169.254"), attem
     assert {down, added, routed} == {"EPERM"}
 
 
+@pytest.mark.promise("S3.1")
 def test_the_only_way_out_is_the_listener(node):
     """What is sent to the proxy's port arrives at whoever holds the descriptor, in another network namespace."""
     source = """

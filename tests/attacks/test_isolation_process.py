@@ -74,6 +74,7 @@ say([len(pids), sorted(set(found))])
 """
 
 
+@pytest.mark.promise("S2.3")
 def test_a04_processes_outside(node):
     outside, found = node.plain(SCAN, node.token[::-1])
     assert {"environ", "cmdline"} <= set(found)
@@ -202,7 +203,7 @@ def test_a41_working_directory_in_a_descriptor(owner, sandbox):
         result = owner.exec(sandbox, ["/bin/pwd"], cwd=f"/proc/self/fd/{number}")
         assert result.stdout in (b"", b"/workspace\n"), result.stdout
     result = owner.exec(sandbox, ["/bin/cat", "/proc/self/cwd/etc/passwd"], cwd="/proc/1/root")
-    assert result.exit.code in (126, 127)
+    assert result.exit.code in (126, 127) or b"sandbox:x:1000" in result.stdout  # its own root, or none
 
 
 OPTIONS = ["--share-net", "--bind", "--ro-bind", "--dev-bind", "--args", "--", "--unshare-user", "-c"]
@@ -234,7 +235,13 @@ def test_a45_words_of_the_caller_never_meet_a_shell(owner, sandbox):
 
 
 def test_a45_nul_and_bad_names_are_refused(owner, sandbox):
-    for argv, env in ((["a\0b"], {}), ([], {}), (["true"], {"A=B": "x"}), (["true"], {"": "x"}), (["true"], {"A": "\0"})):
+    for argv, env in (
+        (["a\0b"], {}),
+        ([], {}),
+        (["true"], {"A=B": "x"}),
+        (["true"], {"": "x"}),
+        (["true"], {"A": "\0"}),
+    ):
         with pytest.raises(ValueError, match="NUL"):
             owner.exec(sandbox, argv, env=env)
     assert owner.exec(sandbox, ["/bin/true"]).exit.code == 0
@@ -259,6 +266,7 @@ say([before, attempt(score, "-1"), attempt(os.nice, -5), attempt(os.sched_setsch
     assert real_time == "EPERM"
 
 
+@pytest.mark.promise("S2.9")
 def test_a60_processes_that_outlive_a_plain_launcher(owner, sandbox):
     """Double fork, new session, every signal ignored: it survives its parent, and not its sandbox."""
     source = """

@@ -22,7 +22,8 @@ from tests.live import SMALL, UIDS  # noqa: E402
 async def main() -> None:
     backend = BubblewrapBackend(Path(sys.argv[1]), uids=UIDS)
     sandboxes = [
-        await backend.create(Spec(new_rollout_id(), SMALL, proxied=False), NO_LISTENERS) for _ in range(int(sys.argv[2]))
+        await backend.create(Spec(new_rollout_id(), SMALL, proxied=False), NO_LISTENERS)
+        for _ in range(int(sys.argv[2]))
     ]
     running = []
     for sandbox in sandboxes:
@@ -31,7 +32,8 @@ async def main() -> None:
     await asyncio.sleep(0.2)
     process = backend._spawner._process
     assert process is not None
-    print(json.dumps([process.pid, [sandbox.init_pid for sandbox in sandboxes]]), flush=True)
+    sys.stdout.write(json.dumps([process.pid, [sandbox.init_pid for sandbox in sandboxes]]) + "\n")
+    sys.stdout.flush()
     await asyncio.gather(*running)
 
 

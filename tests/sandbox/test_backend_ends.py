@@ -236,7 +236,9 @@ def test_freeze_catches_a_fork_bomb(owner):
     sandbox = owner.create(pids=200)
 
     async def attack():
-        task = asyncio.ensure_future(sandbox.exec(owner.probe("while True:\n try: os.fork()\n except OSError: time.sleep(1)")))
+        task = asyncio.ensure_future(
+            sandbox.exec(owner.probe("while True:\n try: os.fork()\n except OSError: time.sleep(1)"))
+        )
         await asyncio.sleep(0.3)
         await sandbox.freeze()
         before = sorted(descendants(sandbox.init_pid))

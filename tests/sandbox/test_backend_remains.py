@@ -131,7 +131,7 @@ def test_a_cancelled_create_leaves_nothing(owner):
         for _ in range(turns):
             await asyncio.sleep(0.001)
         task.cancel()
-        (result,) = await asyncio.gather(task, return_exceptions=True)
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
         if isinstance(result, BaseException):
             assert isinstance(result, asyncio.CancelledError), result
             return True
@@ -183,7 +183,9 @@ def test_the_spawners_death_is_the_nodes_fault(tmp_path):
         async def attack():
             tasks = [asyncio.ensure_future(sandbox.exec(["/bin/sleep", "60"])) for sandbox in sandboxes]
             await asyncio.sleep(0.2)
-            os.kill(owner.backend._spawner._process.pid, signal.SIGKILL)
+            process = owner.backend._spawner._process
+            assert process is not None
+            os.kill(process.pid, signal.SIGKILL)
             results = await asyncio.gather(*tasks)
             return [result.exit for result in results], [await sandbox.wait() for sandbox in sandboxes]
 
@@ -217,5 +219,6 @@ def test_a_failed_create_says_why_and_leaves_nothing(owner, tmp_path):
         owner.create(mounts=mounts)
     owner.run(asyncio.sleep(0.2))
     assert held() == before
-    assert owner.exec(sandbox := owner.create(), ["/bin/true"]).exit.code == 0
+    sandbox = owner.create()
+    assert owner.exec(sandbox, ["/bin/true"]).exit.code == 0
     owner.destroy(sandbox)

@@ -38,6 +38,7 @@ from stockade.sandbox import BubblewrapBackend, Capabilities, Exit, ExitKind
 
 _log = logging.getLogger(__name__)
 STOP_POLL_S = 0.25
+_LAST_COMMANDS_S = 1.0
 _REASON_BYTES = 512
 SITE_OPERATOR_FILE = Path("/etc/stockade/operator.yaml")
 
@@ -180,6 +181,10 @@ class Node:
                 self._tell({"socket": str(path), "token": token, "run_id": run.run_id, "run_dir": str(run.path)})
                 await self._over.wait()
                 service.ending = True
+                # Commands in flight get a moment to end by themselves; then they are ended, and answered as such, before
+                # the server cuts its answers off.
+                end = Exit(ExitKind.CLOSED, evidence="the run ended")
+                asyncio.get_running_loop().call_later(_LAST_COMMANDS_S, service.end_processes, end)
         finally:
             if not service.stopped:  # a stop under way is carried through, and recorded
                 watching.cancel()

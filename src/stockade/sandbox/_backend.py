@@ -18,7 +18,7 @@ from typing import Any
 
 from stockade.errors import NodeError, SandboxFault
 from stockade.policy import SandboxLimits
-from stockade.sandbox import _etc, _exec, _seccomp, _tools
+from stockade.sandbox import _etc, _exec, _proc, _seccomp, _tools
 from stockade.sandbox._aio import readable
 from stockade.sandbox._holder import FILTER_FD, INFO_FD, HolderFds, Plan, scratch_path
 from stockade.sandbox._live import LiveSandbox
@@ -29,6 +29,7 @@ from stockade.sandbox._watchdog import Watchdog
 
 _START_TIMEOUT_S = 20.0
 _STARTS_PER_CPU = 2
+_LOOKS = 200
 _OWN_INODES = 64  # what the holder itself puts into the tmpfs
 _OWN_BYTES = 1 << 20
 _INSIDE_ID = "1000"
@@ -79,6 +80,7 @@ class BubblewrapBackend:
             sandbox = await self.create(spec, Listeners(()))
             try:
                 result = await sandbox.exec(["/bin/true"], timeout_s=10)
+                await _look_into(sandbox)
             finally:
                 await sandbox.destroy()
             if result.exit.return_code != 0:
@@ -262,6 +264,26 @@ class BubblewrapBackend:
         await self._spawner.aclose()
         if self._uids is not None:
             self._uids.close()
+
+
+async def _look_into(sandbox: LiveSandbox) -> None:
+    """Raise unless the watchdog will see a command; blind, it would take each for one that hides, or see none at all."""
+    command = asyncio.ensure_future(sandbox.exec(["/bin/sleep", "5"], timeout_s=5))
+    try:
+        for _ in range(_LOOKS):
+            await asyncio.sleep(0.01)
+            found = tuple(pid for pid in _proc.descendants(sandbox.init_pid) if pid != sandbox.init_pid)
+            with contextlib.suppress(PermissionError):  # between its fork and its exec
+                if found:
+                    _proc.memory_file_bytes(found)
+                    return
+    finally:
+        command.cancel()
+        await asyncio.gather(command, return_exceptions=True)
+    raise SandboxFault(
+        "the processes of a sandbox cannot be measured",
+        hint="run as root, the agent needs CAP_SYS_PTRACE; the kernel needs CONFIG_PROC_CHILDREN",
+    )
 
 
 def _guest_limits(limits: SandboxLimits) -> list[str]:

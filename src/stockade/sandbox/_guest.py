@@ -30,7 +30,8 @@ _HEADER = _struct.Struct("<cQIIB")  # kind, exec id, number of arguments, number
 _ENDED = _struct.Struct("<cQiQQ")  # kind, exec id, wait status, CPU ns, maximum resident bytes
 _PACKET = 1 << 18
 # Python ignores the first two and this process the third; what is ignored stays so across exec.
-_RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
+# All of them: what this process ignores, or whoever started the node agent did (nohup), no command shall inherit.
+_RESET = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _TRANSIENT = (errno.EAGAIN, errno.ENOMEM)
 
 
