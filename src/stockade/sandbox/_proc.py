@@ -76,18 +76,23 @@ def proportional_bytes(pids: tuple[int, ...]) -> int:
     return total
 
 
-def memory_file_bytes(pids: tuple[int, ...]) -> int:
-    """Bytes of memory files (memfd_create(2)) that these processes hold open.
+def memory_file_bytes(pids: tuple[int, ...], *, most: int | None = None) -> int | None:
+    """Bytes of memory files (memfd_create(2)) that these processes hold open; None if they hold too much to look at.
 
-    They are nobody's resident memory until mapped: without this a program could hold any amount of it.
+    They are nobody's resident memory until mapped: without this a program could hold any amount of it. ``most`` bounds
+    the descriptors looked at: a program decides how many there are, and so how long this takes.
     Raises PermissionError where a process hides its descriptors (undumpable): the caller must fail closed.
     """
     seen: dict[tuple[int, int], int] = {}
+    looked = 0
     for pid in pids:
         try:
             names = os.listdir(f"/proc/{pid}/fd")
         except (FileNotFoundError, ProcessLookupError):
             continue
+        looked += len(names)
+        if most is not None and looked > most:
+            return None
         for name in names:
             path = f"/proc/{pid}/fd/{name}"
             try:

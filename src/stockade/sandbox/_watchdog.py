@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,8 @@ _STARVED_ROUNDS = 8  # rounds at the task limit before it is a bomb and not a bu
 # A command is undumpable, as the guest is, between its fork and its exec: short commands one after the other, or one on
 # a busy machine, are met like that several times in a row.
 _HIDDEN_ROUNDS = 20
+_AT_ONCE = 2000  # descriptors looked at in the event loop; a tree with more is looked at in a thread
+_SCAN_SHARE = 10  # and then for at most a tenth of the time
 
 
 class Watched(Protocol):
@@ -47,10 +50,28 @@ class Watched(Protocol):
 
 @dataclass(slots=True)
 class _Rounds:
-    """For how many rounds in a row a sandbox has been at its task limit, or hidden something."""
+    """What is remembered of one sandbox: for how many rounds it has been at its task limit or hidden something, what
+    its memory files held when last looked at, and the look that is under way or due.
+    """
 
     starved: int = 0
     hidden: int = 0
+    memory_files: int = 0
+    scan: asyncio.Task[None] | None = None
+    scan_at: float = 0.0
+
+
+async def _scan(commands: tuple[int, ...], rounds: _Rounds) -> None:
+    """Look at a tree with very many descriptors without holding up everybody else."""
+    begun = time.monotonic()
+    try:
+        found = await asyncio.to_thread(_proc.memory_file_bytes, commands)
+        rounds.memory_files, rounds.hidden = found or 0, 0
+    except PermissionError:
+        rounds.hidden += 1
+    finally:
+        now = time.monotonic()
+        rounds.scan, rounds.scan_at = None, now + _SCAN_SHARE * (now - begun)
 
 
 class Watchdog:
@@ -68,10 +89,12 @@ class Watchdog:
 
     async def aclose(self) -> None:
         """Stop watching."""
+        scans = [rounds.scan for rounds in self._watched.values() if rounds.scan is not None]
         self._watched.clear()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, *scans) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         while self._watched:
@@ -84,6 +107,19 @@ class Watchdog:
                     sandbox.end(exit_)
                 await asyncio.sleep(0)
             await asyncio.sleep(PERIOD_S)
+
+    def _look_at_memory_files(self, commands: tuple[int, ...], rounds: _Rounds) -> None:
+        if rounds.scan is not None or time.monotonic() < rounds.scan_at:
+            return
+        try:
+            found = _proc.memory_file_bytes(commands, most=_AT_ONCE)
+        except PermissionError:
+            rounds.hidden += 1
+            return
+        if found is None:
+            rounds.scan = asyncio.create_task(_scan(commands, rounds), name="memory files")
+        else:
+            rounds.memory_files, rounds.hidden = found, 0
 
     def _judge(self, sandbox: Watched, rounds: _Rounds) -> Exit | None:
         try:
@@ -103,13 +139,10 @@ class Watchdog:
         disk = os.fstatvfs(sandbox.root_fd)
         files = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
         commands = tuple(pid for pid in found.pids if pid != sandbox.init_pid)
-        try:
-            files += _proc.memory_file_bytes(commands)
-            rounds.hidden = 0
-        except PermissionError:
-            rounds.hidden += 1
-            if rounds.hidden >= _HIDDEN_ROUNDS:
-                return Exit(ExitKind.MEMORY_LIMIT, evidence="a process hides its descriptors from the watchdog")
+        self._look_at_memory_files(commands, rounds)
+        if rounds.hidden >= _HIDDEN_ROUNDS:
+            return Exit(ExitKind.MEMORY_LIMIT, evidence="a process hides its descriptors from the watchdog")
+        files += rounds.memory_files
         memory = found.resident_bytes + files
         if memory > limits.memory:
             memory = _proc.proportional_bytes(found.pids) + files
