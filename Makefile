@@ -45,7 +45,7 @@ lint: .venv/.stamp-lint
 test: .venv/.stamp-test
 	@bash tools/lint.sh
 	$(PY) -m pytest
-	$(PY) tools/test_as_user.py tests/attacks tests/sandbox
+	$(PY) tools/test_as_user.py tests/attacks tests/sandbox tests/egress tests/clients
 
 fuzz: .venv/.stamp-test
 	$(PY) -m pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0

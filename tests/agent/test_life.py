@@ -122,7 +122,7 @@ async def test_sigkill_of_the_owner_ends_the_run_and_seals_its_record(tmp_path: 
     assert "which started this run" in events_of(Path(told["run"]), "run.end")[0]["reason"]
 
 
-@pytest.mark.promise("S5.4")
+@pytest.mark.promise("S5.3")
 async def test_ctrl_c_seals_the_record(tmp_path: Path) -> None:
     owner = python_program(OWNER, str(write_policy(tmp_path)), str(tmp_path / "runs"))
     try:
@@ -135,6 +135,7 @@ async def test_ctrl_c_seals_the_record(tmp_path: Path) -> None:
     assert not alive(told["agent"])
 
 
+@pytest.mark.promise("S5.3")
 async def test_sigterm_of_the_agent_seals_the_record(tmp_path: Path) -> None:
     owner = python_program(OWNER, str(write_policy(tmp_path)), str(tmp_path / "runs"))
     try:

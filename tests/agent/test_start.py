@@ -26,6 +26,7 @@ async def test_a_policy_that_does_not_exist(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.promise("S6.2")
 async def test_a_bad_policy_names_file_line_and_key(tmp_path: Path) -> None:
     policy = write_policy(tmp_path, "version: 1\nsandbox:\n  memroy: 1 GiB\n")
     with pytest.raises(errors.PolicyError, match=r"policy\.yaml:3: sandbox\.memroy") as caught:
@@ -34,6 +35,7 @@ async def test_a_bad_policy_names_file_line_and_key(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.promise("S1.5")
 async def test_a_policy_with_all_three_legs_is_refused(tmp_path: Path) -> None:
     policy = write_policy(tmp_path, "version: 1\negress: {allow: [{host: example.com}]}\ndata: {private: true}\n")
     with pytest.raises(errors.PolicyError, match="private data, untrusted content and external communication"):
@@ -81,6 +83,7 @@ async def test_runs_directory_on_a_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.promise("S6.2")
 async def test_no_user_namespaces_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them no holder can be made; simulated by a bubblewrap that is not there and one that fails."""
     from stockade.sandbox import BubblewrapBackend, _tools

@@ -15,7 +15,7 @@ from tests.agents import assert_sealed, events_of, open_run
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.promise("S6.1", "S6.2")
+@pytest.mark.promise("S6.4")
 async def test_a_stop_ends_running_commands_and_admits_nothing_more(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         rollouts = [await run.client.create(task_id=f"t{number}") for number in range(4)]

@@ -75,7 +75,7 @@ async def test_a_plain_protocol_2_session(wire: httpx.AsyncClient) -> None:
     assert (gone.status_code, gone.json()["code"]) == (404, "episode_not_found")
 
 
-@pytest.mark.promise("S5.6")
+@pytest.mark.promise("S5.4")
 async def test_every_route_wants_the_token(wire: httpx.AsyncClient) -> None:
     episode = await create(wire)
     routes = [
@@ -96,6 +96,7 @@ async def test_every_route_wants_the_token(wire: httpx.AsyncClient) -> None:
     assert (await wire.get(f"/episodes/{episode}")).status_code == 200, "nothing was deleted meanwhile"
 
 
+@pytest.mark.promise("S5.4")
 async def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
     async with open_run(tmp_path) as run:
         socket = Path(run.environment["STOCKADE_BROKER_SOCKET"])
@@ -126,6 +127,7 @@ CREATE_REFUSALS: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.promise("S5.5")
 async def test_what_a_create_may_not_ask_for(wire: httpx.AsyncClient) -> None:
     for body, status, code in CREATE_REFUSALS:
         answer = await wire.post("/episodes", json={"image": "host", **body})
@@ -216,7 +218,7 @@ async def test_ext_carries_argv_stdin_usage_and_truth_about_bytes(wire: httpx.As
     assert (late["error_type"], late["ext"]["exit"], late["ext"]["fault"]) == ("timeout", "timeout", "candidate")
 
 
-@pytest.mark.promise("S5.7")
+@pytest.mark.promise("S5.6")
 async def test_only_two_grading_episodes_may_be_joined(wire: httpx.AsyncClient) -> None:
     grading = await create(wire, ext={"role": "grading"})
     rollout = await create(wire, ext={"role": "rollout"})

@@ -28,6 +28,7 @@ def only_run(folder: Path) -> Path:
     return runs[0]
 
 
+@pytest.mark.promise("S6.1")
 def test_run_exits_with_the_commands_code_and_passes_streams(tmp_path: Path) -> None:
     write_policy(tmp_path)
     script = "import sys; sys.stdout.write(sys.stdin.read().upper()); sys.stderr.write('err'); sys.exit(7)"
@@ -36,6 +37,7 @@ def test_run_exits_with_the_commands_code_and_passes_streams(tmp_path: Path) -> 
     assert_sealed(only_run(tmp_path))
 
 
+@pytest.mark.promise("S6.1")
 def test_run_reports_its_own_errors_with_125(tmp_path: Path) -> None:
     done = stockade("run", "-p", "missing.yaml", "--", "true", cwd=tmp_path)
     assert done.returncode == 125
@@ -125,6 +127,7 @@ def test_stop_ends_a_live_run_and_says_so(tmp_path: Path) -> None:
     assert stockade("stop", "--all", "--json", cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.promise("S5.3")
 def test_ctrl_c_in_run_seals_the_record(tmp_path: Path) -> None:
     write_policy(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -187,7 +190,7 @@ BATCH = [
 ]
 
 
-@pytest.mark.promise("S7.1")
+@pytest.mark.promise("S6.3")
 def test_batch_grades_resumes_and_reports(tmp_path: Path) -> None:
     write_policy(tmp_path)
     tests = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(5) == 6\n"
@@ -204,6 +207,7 @@ def test_batch_grades_resumes_and_reports(tmp_path: Path) -> None:
     assert b"bad: wrong" in again.stderr
 
 
+@pytest.mark.promise("S6.2")
 def test_batch_refuses_a_bad_task_file_by_line_and_key(tmp_path: Path) -> None:
     write_policy(tmp_path)
     (tmp_path / "tasks.jsonl").write_text(json.dumps(BATCH[0]) + "\n", encoding="utf-8")

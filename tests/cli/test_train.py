@@ -56,6 +56,7 @@ def command(job: Path, *words: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-m", "stockade.cli", "train", str(job), *words], environment
 
 
+@pytest.mark.promise("S9.1")
 @pytest.mark.timeout(600)
 def test_a_short_job_ends_with_metrics_model_record_and_report(tmp_path: Path) -> None:
     requires(engine(), "torch, transformers and trl are not installed")
@@ -88,6 +89,7 @@ def test_a_short_job_ends_with_metrics_model_record_and_report(tmp_path: Path) -
     assert "<script" not in page
 
 
+@pytest.mark.promise("S9.1")
 @pytest.mark.timeout(600)
 def test_ctrl_c_saves_the_model_and_seals_the_record(tmp_path: Path) -> None:
     requires(engine(), "torch, transformers and trl are not installed")

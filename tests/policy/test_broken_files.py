@@ -23,6 +23,7 @@ def test_each_file_has_a_message_and_each_message_a_file():
     assert [path.stem for path in FILES] == list(EXPECTED)
 
 
+@pytest.mark.promise("S1.1")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_broken_file(path, monkeypatch):
     monkeypatch.chdir(TESTDATA)

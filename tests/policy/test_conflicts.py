@@ -21,6 +21,7 @@ def refused(text: str, message: str) -> PolicyError:
     return caught.value
 
 
+@pytest.mark.promise("S1.1")
 @pytest.mark.parametrize(
     ("one", "two"),
     [

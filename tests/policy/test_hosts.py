@@ -172,6 +172,7 @@ def test_egress_case_018_suffix_without_label_border():
         assert not HostPattern("allowed.example").matches(host)
 
 
+@pytest.mark.promise("S1.3")
 @given(NAME)
 def test_wildcard_never_matches_the_apex(name):
     assert not HostPattern(f"*.{name}").matches(name)
@@ -183,6 +184,7 @@ def test_wildcard_never_matches_without_a_label_border(name, label):
     assert not HostPattern(name).matches(label + name)
 
 
+@pytest.mark.promise("S1.3")
 @given(NAME, st.lists(LABEL, min_size=1, max_size=4))
 def test_wildcard_matches_at_any_depth(name, labels):
     assert HostPattern(f"*.{name}").matches(".".join([*labels, name]))
@@ -221,6 +223,7 @@ def test_what_a_pattern_matches_is_decided_by_labels(tail):
 # ----------------------------------------------------------------------- too wide to be allowed
 
 
+@pytest.mark.promise("S1.3")
 @pytest.mark.parametrize(
     "host",
     [

@@ -56,6 +56,7 @@ def test_named_file_must_exist(tmp_path):
     assert not isinstance(caught.value, PolicyError)
 
 
+@pytest.mark.promise("S1.6")
 @pytest.mark.parametrize(
     "cidr",
     [
@@ -103,6 +104,7 @@ def test_not_blocks(read, cidr):
         read(f"version: 1\ndeny_cidrs: [{cidr}]\n")
 
 
+@pytest.mark.promise("S1.6")
 @pytest.mark.parametrize("reason", ["", ", reason: ''", ", reason: short", ", reason: '          '"])
 def test_opening_a_block_needs_a_reason(read, reason):
     with pytest.raises(ConfigError):

@@ -80,6 +80,7 @@ def test_every_key_is_read():
     assert (policy.data.private, policy.data.source_line) == (False, 16)
 
 
+@pytest.mark.promise("S1.2")
 def test_least_policy_denies_everything_and_has_small_limits():
     policy = read("version: 1\n")
     assert policy == Policy(version=1)

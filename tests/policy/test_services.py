@@ -27,6 +27,7 @@ def test_addresses_of_services(address):
     assert service(address).address == address
 
 
+@pytest.mark.promise("S1.4")
 @pytest.mark.parametrize(
     "address",
     [
@@ -130,6 +131,7 @@ def test_bad_names(name):
         service("127.0.0.1", name)
 
 
+@pytest.mark.promise("S1.4")
 @pytest.mark.parametrize("missing", ["name", "address", "port", "methods", "paths"])
 def test_every_key_is_required(missing):
     keys = {"name": "m", "address": "127.0.0.1", "port": "80", "methods": "[GET]", "paths": "[/]"}
@@ -147,6 +149,7 @@ def test_empty_lists_are_refused(key):
         parse_policy(text.replace(old, "[]"), source="p")
 
 
+@pytest.mark.promise("S1.4")
 def test_services_are_out_of_reach_of_host_rules():
     for host in ("stockade.internal", "model.stockade.internal", "'*.stockade.internal'", "'*.a.stockade.internal'"):
         for kind in ("allow", "deny"):

@@ -24,6 +24,7 @@ def judge(*parts: str) -> Trifecta:
     return trifecta(parse_policy("version: 1\n" + "".join(parts), source="p"), today=TODAY)
 
 
+@pytest.mark.promise("S1.5")
 @pytest.mark.parametrize(("private", "external"), [(False, False), (False, True), (True, False), (True, True)])
 def test_all_three_and_only_all_three_are_refused(private, external):
     result = judge(*[PRIVATE] * private, *[EGRESS] * external)
@@ -86,6 +87,7 @@ def test_waiver_in_force():
     assert result.message == "allowed by a waiver of A. Person until 2027-01-31: the data is public already"
 
 
+@pytest.mark.promise("S1.5")
 @pytest.mark.parametrize(
     ("days", "refused"), [(-1, True), (0, False), (1, False), (90, False), (91, True), (10_000, True)]
 )

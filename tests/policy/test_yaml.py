@@ -48,6 +48,7 @@ def test_block_scalar_is_text():
     assert parse_policy(text, source="p").waivers[0].reason == "the data is public"
 
 
+@pytest.mark.promise("S1.1")
 @pytest.mark.parametrize(("word", "meaning"), [("no", False), ("012", 10), ("1:30", 90), ("on", True), ("y", True)])
 def test_words_with_two_meanings_are_refused(word, meaning):
     yaml_1_1 = YAML(typ="safe", pure=True)

@@ -27,6 +27,7 @@ def _tasks(count: int, solution: str = RIGHT):
     ]
 
 
+@pytest.mark.promise("S6.3")
 async def test_resumed_where_it_was_cut_off(client, tmp_path):
     """Cancelled in the middle, the batch keeps what is finished; run again, it does only the rest."""
     tasks = _tasks(6)

@@ -110,6 +110,7 @@ class _Colour(enum.IntEnum):
     RED = 1
 
 
+@pytest.mark.promise("S7.3")
 @pytest.mark.parametrize(
     "value",
     [
@@ -145,6 +146,7 @@ def test_caps_on_sending():
     assert _decode(codec.encode(1 << (4 * codec.MAX_INT_DIGITS - 1))) == 1 << (4 * codec.MAX_INT_DIGITS - 1)
 
 
+@pytest.mark.promise("S7.3")
 @pytest.mark.parametrize(
     "payload",
     [

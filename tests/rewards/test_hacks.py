@@ -31,6 +31,7 @@ def test_hack_fools_a_naive_grader(tmp_path, hack):
     assert hack.naive(tmp_path, hack.program, hack.tests)
 
 
+@pytest.mark.promise("S7.1")
 @hacks
 async def test_hack_fails_here(client, hack):
     files = {name: text.encode() for name, text in hack.files.items()}

@@ -21,6 +21,7 @@ def _package():
     requires(_installed(), "the extra humaneval is not installed")
 
 
+@pytest.mark.promise("S7.4")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("candidate", list(Candidate))
 async def test_all_references_and_no_cheat(broker, candidate):

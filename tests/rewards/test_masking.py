@@ -77,6 +77,7 @@ async def test_whatever_a_rollout_leaves(broker, what):
     assert await _verdict(broker, _program("__main__", what)) in (Verdict.WRONG, Verdict.CANDIDATE_FAULT)
 
 
+@pytest.mark.promise("S7.6")
 @pytest.mark.parametrize("when", ["__main__", "candidate"], ids=["rollout", "grading"])
 @pytest.mark.parametrize("what", _DOES.values(), ids=_DOES)
 async def test_whatever_a_program_does(broker, when, what):

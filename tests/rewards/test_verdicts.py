@@ -88,6 +88,7 @@ STOP = replace(SILENT, exit="stopped", fault="stopped", evidence="stopped by a p
 LIMIT = replace(SILENT, exit="memory_limit", fault="candidate", evidence="2 GiB")
 
 
+@pytest.mark.promise("S7.6")
 @pytest.mark.parametrize(
     ("tests", "candidate", "verdict"),
     [
@@ -212,6 +213,7 @@ async def test_no_agent_to_begin_with_is_an_error():
         await attempt(client, Grader(client), TASK)
 
 
+@pytest.mark.promise("S7.1")
 async def test_p2_nothing_of_the_tests_goes_to_the_candidate(local_client):
     """Everything that the candidate's episode is given: the runner and the declared artifact."""
     given: list[dict[str, bytes]] = []
@@ -236,6 +238,7 @@ def _report(**changes: Any) -> bytes:
     return msgspec.json.encode({**fields, **changes}) + b"\n"
 
 
+@pytest.mark.promise("S7.2")
 @pytest.mark.parametrize(
     "stdout",
     [
@@ -250,6 +253,7 @@ def test_p3_no_report_but_the_one(stdout):
     assert read_report(_report(), nonce=NONCE, truncated=False) is not None
 
 
+@pytest.mark.promise("S7.2")
 @pytest.mark.parametrize(
     ("changes", "missing"),
     [

@@ -110,6 +110,7 @@ def test_a_name_that_is_taken_by_something_else_is_left_alone(tmp_path: Path, ta
     assert not any(name.startswith(".run") for name in left_in(tmp_path))
 
 
+@pytest.mark.promise("S6.2")
 @pytest.mark.parametrize("failing", ["fsync", "rename", "mkdir"])
 def test_a_disk_that_fills_up_leaves_nothing_half_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -312,6 +313,7 @@ def test_any_host_name_gives_a_name_for_its_node(tmp_path: Path, given_name: str
 # -------------------------------------------------------------------------------------------- stopping
 
 
+@pytest.mark.promise("S6.4")
 def test_a_stop_is_seen_by_everybody_and_the_first_one_holds(run: RunDirectory) -> None:
     reader = RunDirectory.open(run.path)
     assert run.stop_requested() is None

@@ -48,6 +48,7 @@ def test_each_sandbox_has_a_uid_of_its_own(owner):
     owner.destroy(second)
 
 
+@pytest.mark.promise("S2.6")
 def test_an_ordinary_user_needs_no_privilege(owner, sandbox):
     requires_ordinary_user()
     used = {uid for pid in (*descendants(sandbox.init_pid), sandbox.outer_pid) for uid in uids_of(pid)}

@@ -150,6 +150,7 @@ def test_a_cancelled_create_leaves_nothing(owner):
         assert owner.backend._uids._held == set()
 
 
+@pytest.mark.promise("S5.2")
 @pytest.mark.parametrize("victim", ["owner", "spawner and owner"])
 def test_the_owners_death_ends_every_sandbox(tmp_path, victim):
     """SIGKILL, so that nothing of it can act any more: the kernel alone carries it on."""

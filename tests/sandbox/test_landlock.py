@@ -186,6 +186,7 @@ def test_net_and_scope_are_off_unless_asked(world):
     assert [did[name] for name in ("connect tcp", "bind tcp", "signal outside", "abstract socket outside")] == [0] * 4
 
 
+@pytest.mark.promise("S8.3")
 def test_a_kernel_without_landlock_is_reported(world):
     """``max_abi=0`` is what an older kernel looks like: nothing is restricted, and nothing claims to be."""
     answer = world.attempt(0)
@@ -288,6 +289,7 @@ def start(spec: Mapping[str, object], *, report: bool = False) -> tuple[subproce
             os.close(fd)
 
 
+@pytest.mark.promise("S8.3")
 def test_launch_starts_a_program_that_cannot_open_the_record(tmp_path):
     needs_landlock()
     for name in ("work", "record"):

@@ -259,6 +259,7 @@ NEVER = """
 """
 
 
+@pytest.mark.promise("S2.5")
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", NEVER.split())
 def test_never_allowed(machine, name):
@@ -271,6 +272,7 @@ def test_calls_only_x86_has_are_not_allowed():
         assert name not in NUMBERS["aarch64"]
 
 
+@pytest.mark.promise("S2.5")
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_shipped_bytes_come_from_the_list(machine):
     """Compiled again from the list and the numbers of the sidecar; needs no libseccomp."""

@@ -141,6 +141,7 @@ def test_the_battery_is_the_table(within):
     assert set(within) == {name for names in CASES.values() for name in names.split()}
 
 
+@pytest.mark.promise("S2.5")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_isolation_case(without, within, name):
     """Each ends at the filter, whatever the process holds; without the filter the kernel itself answers, or obeys."""
@@ -159,6 +160,7 @@ def filtered(command: list[str], *, stay: bool = False) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.promise("S2.5")
 def test_the_filter_is_on():
     assert "Seccomp:\t2" in filtered(["/bin/cat", "/proc/self/status"])
 

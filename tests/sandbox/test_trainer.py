@@ -82,7 +82,7 @@ class Lab:
         return done.returncode, told, done.stderr.decode(), level
 
 
-@pytest.mark.promise("S3.1")
+@pytest.mark.promise("S8.3")
 def test_the_trainer_cannot_open_record_index_or_policy(tmp_path: Path) -> None:
     requires(_landlock.abi() >= 1, "this kernel has no Landlock")
     lab = Lab(tmp_path)
@@ -97,6 +97,7 @@ def test_the_trainer_cannot_open_record_index_or_policy(tmp_path: Path) -> None:
     assert level in ("full", "partial")
 
 
+@pytest.mark.promise("S8.3")
 def test_a_rule_that_would_let_the_record_through_stops_the_start(tmp_path: Path) -> None:
     requires(_landlock.abi() >= 1, "this kernel has no Landlock")
     lab = Lab(tmp_path)

@@ -38,7 +38,8 @@ async def follow_trainer(
     try:
         _write(spec_write, _launch_spec(job, run, policy, progress_write, report_write))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stockade.sandbox._launch", str(spec_read)),
+            # -P: with -m, Python would import from the working directory first, where collected files may lie.
+            *(sys.executable, "-P", "-m", "stockade.sandbox._launch", str(spec_read)),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(spec_read, progress_write, report_write),
             start_new_session=True,  # or a terminal would interrupt it too, a second time, while it saves
@@ -71,7 +72,7 @@ def _launch_spec(job: ResolvedJob, run: Run, policy: Path, progress_fd: int, rep
     job.folder.mkdir(parents=True, exist_ok=True)
     file = (job.folder / "job.resolved.json").absolute()
     file.write_text(job.model_dump_json(indent=1), encoding="utf-8")
-    command = ("-m", "stockade.training", "--job", str(file), "--progress-fd", str(progress_fd))
+    command = ("-P", "-m", "stockade.training", "--job", str(file), "--progress-fd", str(progress_fd))
     return trainer_launch(
         argv=(sys.executable, *command),
         env={**_environment(), **run.environment},

@@ -26,6 +26,7 @@ def addresses(*texts):
     return [Address.parse(text) for text in texts]
 
 
+@pytest.mark.promise("S3.4")
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"egress_case_{v['case']:03d}_{v['address']}")
 def test_vector(vector):
     address = Address.parse(vector["address"])
@@ -51,6 +52,7 @@ def test_egress_case_035_the_standard_library_would_let_these_through():
         assert not judge_addresses(addresses(text), OPEN).allowed
 
 
+@pytest.mark.promise("S3.4")
 @given(st.integers(0, (1 << 32) - 1))
 def test_whatever_hides_an_ipv4_address_is_judged_by_it(value):
     inner = classify(Address(4, value))
@@ -118,6 +120,7 @@ def test_unsafe_allow_opens_its_range_and_never_more():
     assert judge_addresses(addresses("10.20.0.5"), own).reason is Reason.OWN_ADDRESS
 
 
+@pytest.mark.promise("S3.4")
 @pytest.mark.parametrize("vector", [v for v in VECTORS if v["class"] == "metadata"], ids=lambda v: v["address"])
 def test_egress_case_037_nothing_opens_metadata(vector):
     everything = (Cidr.parse("0.0.0.0/0"), Cidr.parse("::/0"))

@@ -148,6 +148,7 @@ HTTPS = [
 ]
 
 
+@pytest.mark.promise("S1.2")
 @pytest.mark.parametrize(("url", "method", "reason"), [pytest.param(*c[1:], id=c[0]) for c in HTTPS])
 def test_http(rules, url, method, reason):
     verdict = decide(http(url, method), rules)
@@ -206,6 +207,7 @@ def test_json_gives_the_same_rules(rules):
     assert Rules.from_json(text.encode()).to_json() == text
 
 
+@pytest.mark.promise("S1.2")
 def test_egress_case_091_no_rules_allow_nothing():
     policy = parse_policy(POLICY, source="test.yaml")
     for empty in (

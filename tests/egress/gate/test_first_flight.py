@@ -164,6 +164,7 @@ NOT_TLS = {
 }
 
 
+@pytest.mark.promise("S3.7")
 @pytest.mark.parametrize("raw", NOT_TLS.values(), ids=[f"egress_case_077_{name}" for name in NOT_TLS])
 def test_not_tls(raw):
     found = client_hello(raw)
@@ -217,6 +218,7 @@ def test_any_bytes_have_an_answer(raw):
         judge_hello(found, HOST, wildcard=True)
 
 
+@pytest.mark.promise("S3.7")
 @given(st.integers(0, len(REAL) - 1), st.integers(0, 255))
 def test_one_changed_byte_never_passes_another_name(at, value):
     found = client_hello(REAL[:at] + bytes([value]) + REAL[at + 1 :])

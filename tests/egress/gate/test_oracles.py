@@ -119,6 +119,7 @@ def requests():
     )  # fmt: skip
 
 
+@pytest.mark.promise("S3.5")
 @settings(max_examples=400)
 @given(requests())
 def test_request_that_passes_means_the_same_to_both(raw):

@@ -119,6 +119,7 @@ MALFORMED = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("S3.5")
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
 def test_malformed(raw):
     error = refused(raw)
@@ -208,6 +209,7 @@ def test_egress_case_066_one_normal_form_is_judged_and_forwarded(url, path, quer
     assert again.request == parsed.request, "a normal form is its own normal form"
 
 
+@pytest.mark.promise("S3.5")
 def test_canonical_rendering():
     raw = head(
         b"http://A.com:8080/x",

@@ -65,6 +65,7 @@ def test_egress_case_025_internal_addresses_can_be_reached_without_the_gate(addr
     assert inner.connections == 1
 
 
+@pytest.mark.promise("S3.3")
 def test_egress_case_026_the_checked_address_is_the_dialled_one(rollout: Attached, origin: Origin, lab: NetLab) -> None:
     inner = lab.http("10.0.0.26", 80)
     lab.add_host("plain.example.org", "11.0.0.5", then=[("10.0.0.26",)])
@@ -139,6 +140,7 @@ def test_egress_case_041_a_silent_server_is_a_no_after_five_seconds(rollout: Att
     assert 4.5 < time.monotonic() - begin < 8
 
 
+@pytest.mark.promise("S3.3")
 def test_egress_case_042_nothing_is_asked_about_a_denied_name(rollout: Attached, lab: NetLab) -> None:
     queries = len(lab.dns.queries)
     secret = "mfrggzdfmztwq2lk.evil.example"

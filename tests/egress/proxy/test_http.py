@@ -52,6 +52,7 @@ def test_get_is_recorded_before_and_after(rollout: Attached, origin: Origin) -> 
     assert end["duration_ns"] > 0
 
 
+@pytest.mark.promise("S3.8")
 def test_the_decision_is_on_record_when_the_origin_sees_the_request(rollout: Attached, origin: Origin) -> None:
     seen: list[int] = []
 
@@ -123,6 +124,7 @@ def test_egress_case(case: str, rollout: Attached, origin: Origin, lab: NetLab) 
     assert origin.received
 
 
+@pytest.mark.promise("S3.6")
 def test_egress_case_049_each_request_of_a_connection_is_decided(rollout: Attached, origin: Origin) -> None:
     with rollout.connect() as client:
         assert client.get(URL).status == 200
@@ -133,6 +135,7 @@ def test_egress_case_049_each_request_of_a_connection_is_decided(rollout: Attach
     assert [event["verdict"] for event in rollout.events("net.request")] == ["allowed", "allowed", "denied"]
 
 
+@pytest.mark.promise("S3.6")
 def test_egress_case_049_pipelined_to_another_host(rollout: Attached, origin: Origin) -> None:
     good = f"GET {URL} HTTP/1.1\r\nHost: plain.example.org\r\n\r\n".encode()
     with rollout.connect() as client:
@@ -392,6 +395,7 @@ def test_egress_case_070_redirects_are_not_followed(rollout: Attached, origin: O
         assert direct.recv(100).endswith(b"internal")
 
 
+@pytest.mark.promise("S3.9")
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
@@ -418,6 +422,7 @@ def _send_ignoring(sock: socket.socket, raw: bytes) -> None:
         return
 
 
+@pytest.mark.promise("S3.2")
 def test_egress_case_089_a_claimed_identity_is_only_a_claim(worker: Worker, rollout: Attached, origin: Origin) -> None:
     other = worker.attach()
     claims = (f"X-Rollout-Id: {other.rollout_id}", "Proxy-Authorization: Basic b3RoZXI6eA==")

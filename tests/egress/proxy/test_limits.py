@@ -52,6 +52,7 @@ def until_closed(ask: Callable[[], Reply], times: int) -> list[Reply]:
     return replies
 
 
+@pytest.mark.promise("S3.9")
 def test_egress_case_105_many_small_requests(worker: Worker, origin: Origin) -> None:
     rollout = worker.attach(limited("requests_per_minute: 5"))
     replies: list[Reply] = []
@@ -110,6 +111,7 @@ def test_egress_case_105_pieces_by_range_share_the_cap(worker: Worker, origin: O
     assert "bytes_in_exceeded" in {end["reason"] for end in ends}
 
 
+@pytest.mark.promise("S3.9")
 def test_egress_case_073_connections_are_capped_per_rollout(worker: Worker, rollout: Attached, origin: Origin) -> None:
     greedy = worker.attach(limited("connections: 4"))
     held = [greedy.connect() for _ in range(4)]
@@ -194,6 +196,7 @@ def test_egress_case_103_varying_the_host_does_not_help(rollout: Attached) -> No
     assert len(rollout.events()) < many / 2
 
 
+@pytest.mark.promise("S3.8")
 def test_egress_case_102_a_full_disk_denies(lab: NetLab, origin: Origin, echo: Origin, tmp_path: Path) -> None:
     with running(lab, tmp_path, file_size=20_000) as worker:
         rollout, other = worker.attach(), worker.attach()

@@ -102,6 +102,7 @@ async def get(rollout: Attached, url: str = URL) -> Reply:
     return await asyncio.to_thread(work)
 
 
+@pytest.mark.promise("S3.2")
 def test_rollouts_are_spread_and_keep_apart(lab: NetLab, tmp_path: Path, origin: Origin) -> None:
     async def act(scene: Scene) -> None:
         rollouts = [await scene.attach() for _ in range(4)]
@@ -124,6 +125,7 @@ def test_rollouts_are_spread_and_keep_apart(lab: NetLab, tmp_path: Path, origin:
     play(lab, tmp_path, act, workers=2)
 
 
+@pytest.mark.promise("S3.10")
 def test_a_crashed_worker_is_replaced_and_the_chain_goes_on(
     lab: NetLab, tmp_path: Path, origin: Origin, echo: Origin
 ) -> None:
@@ -205,6 +207,7 @@ def test_a_crash_right_after_much_was_spent_forgets_little(lab: NetLab, tmp_path
     play(lab, tmp_path, act)
 
 
+@pytest.mark.promise("S3.10")
 def test_a_torn_line_is_cut_off_before_the_chain_goes_on(lab: NetLab, tmp_path: Path, origin: Origin) -> None:
     async def act(scene: Scene) -> None:
         rollout = await scene.attach()
@@ -234,6 +237,7 @@ def test_a_revoked_rollout_stays_revoked_after_a_crash(lab: NetLab, tmp_path: Pa
     play(lab, tmp_path, act)
 
 
+@pytest.mark.promise("S6.4")
 def test_revoke_all_cuts_every_tunnel_within_a_second(lab: NetLab, tmp_path: Path, echo: Origin) -> None:
     def open_tunnel(client: Client) -> None:
         assert client.connect(HOST).status == 200

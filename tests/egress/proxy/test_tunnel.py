@@ -128,6 +128,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.promise("S3.7")
 @pytest.mark.parametrize("case", REFUSED)
 def test_egress_case(case: str, rollout: Attached, echo: Origin, lab: NetLab) -> None:
     flight, reason = REFUSED[case]
@@ -214,6 +215,7 @@ def test_egress_case_086_a_reset_reaches_the_client(rollout: Attached, tunnel: C
     assert rollout.last()["reason"] == "upstream_closed"
 
 
+@pytest.mark.promise("S3.9")
 def test_egress_case_086_an_idle_tunnel_ends(worker: Worker, echo: Origin) -> None:
     rollout = worker.attach(limited(idle="1 s"))
     with rollout.connect() as client:
@@ -311,6 +313,7 @@ def test_100_mb_are_spliced_with_exact_counts(worker: Worker, lab: NetLab) -> No
     assert elapsed < 60
 
 
+@pytest.mark.promise("S3.9")
 @pytest.mark.parametrize("over", [0, 1, 4096])
 def test_bytes_out_cap_holds_to_the_byte(over: int, worker: Worker, echo: Origin) -> None:
     cap = 65536
@@ -330,6 +333,7 @@ def test_bytes_out_cap_holds_to_the_byte(over: int, worker: Worker, echo: Origin
     assert len(echo.data) == cap
 
 
+@pytest.mark.promise("S3.9")
 @pytest.mark.parametrize("over", [0, 1])
 def test_bytes_in_cap_holds_to_the_byte(over: int, worker: Worker, lab: NetLab) -> None:
     cap = 100_000
