@@ -23,7 +23,11 @@ _PROBLEMS_KEY = pytest.StashKey[list[str]]()
 # Derandomised, so that one commit has one answer; `make fuzz` looks for new ones.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, database=None, max_examples=100)
 hypothesis.settings.register_profile(
-    "fuzz", deadline=None, database=None, max_examples=20_000, suppress_health_check=list(hypothesis.HealthCheck)
+    "fuzz",
+    deadline=None,
+    database=None,
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "2000")),
+    suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("default")
 

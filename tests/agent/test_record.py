@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stockade.client import Episode
 from stockade.errors import BrokerError
 from tests.agents import SMALL, assert_sealed, events_of, open_run
 
@@ -30,14 +31,18 @@ async def test_commands_files_and_ends_are_on_record(tmp_path: Path) -> None:
 
 
 async def test_a_program_cannot_leave_its_record_unsealed(tmp_path: Path) -> None:
-    async with open_run(tmp_path) as run:
-        async with run.rollout(task_id="hidden") as rollout:
-            await rollout.exec(["python3", "-c", "import os; os.chmod('/workspace', 0)"])
-            with pytest.raises(BrokerError) as refused:
-                await rollout.get_dir("/workspace")
-            assert refused.value.code == "invalid_request"
+    async with open_run(tmp_path) as run, run.rollout(task_id="hidden") as rollout:
+        await rollout.exec(["python3", "-c", "import os; os.chmod('/workspace', 0)"])
+        with pytest.raises(BrokerError) as refused:
+            await rollout.get_dir("/workspace")
+        assert refused.value.code == "invalid_request"
     assert_sealed(run.directory)
     assert events_of(run.directory, "sandbox.violation")[0]["what"] == "workspace_unreadable"
+
+
+async def _commands(rollout: Episode, count: int) -> None:
+    for _ in range(count):
+        await rollout.exec(["true"])
 
 
 async def test_a_record_that_cannot_be_written_ends_the_rollout(tmp_path: Path) -> None:
@@ -51,8 +56,7 @@ async def test_a_record_that_cannot_be_written_ends_the_rollout(tmp_path: Path) 
         written = max(path.stat().st_size for path in (run.directory / "events").rglob("*.jsonl"))
         resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (written + 64, resource.RLIM_INFINITY))
         with pytest.raises(BrokerError) as refused:
-            for _ in range(3):
-                await rollout.exec(["true"])
+            await _commands(rollout, 3)
         assert refused.value.code == "backend_error"
         assert await rollout.status() == "stopped"
         resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -111,7 +111,7 @@ async def test_a_start_that_fails_late_is_recorded_to_its_end(tmp_path: Path, mo
     assert events_of(tmp_path / "runs" / "late", "run.end")[0]["outcome"] == "failed"
 
 
-@pytest.mark.promise("S6.1")
+@pytest.mark.promise("S6.4")
 async def test_a_stop_is_recorded_when_the_run_is_closed_at_the_same_moment(tmp_path: Path) -> None:
     """Who sees his rollouts stopped closes the run at once: the line that confirms the stop must not be lost to that."""
     async with open_run(tmp_path) as run:

@@ -120,7 +120,7 @@ def attaching(lab: Lab) -> bool:
     return any(rollout.sandbox is not None for rollout in lab.service.live)
 
 
-@pytest.mark.promise("S6.1")
+@pytest.mark.promise("S6.4")
 async def test_a_stop_while_a_rollout_is_made_closes_it_once(lab: Lab) -> None:
     creating = lab.create()
     await lab.until(lambda: attaching(lab))
@@ -198,7 +198,7 @@ async def test_a_rollout_whose_sandbox_dies_while_it_is_made_does_not_stay(lab: 
     await lab.seal()
 
 
-@pytest.mark.promise("S6.1")
+@pytest.mark.promise("S6.4")
 async def test_a_pool_that_fails_does_not_prevent_the_kill(lab: Lab) -> None:
     episode = await lab.create()
     sandbox = lab.service.live[0].live_sandbox

@@ -96,7 +96,7 @@ def test_the_watchdog_is_never_blind_for_want_of_descriptors(sandbox):
 def test_a_command_that_cannot_get_its_pipes_leaks_none(owner, sandbox):
     async def attack():
         before = set(os.listdir("/proc/self/fd"))
-        taken = []
+        taken: list[int] = []
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
         try:

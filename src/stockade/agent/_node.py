@@ -109,20 +109,30 @@ class Node:
         path: Path,
     ) -> None:
         record_fd = run.open_record(RUN_SCOPE, RUN_PRODUCER)
-        digest = policy_digest(policy)
-        writer = ChainWriter(record_fd, Context(run.run_id, RUN_SCOPE, digest), RUN_PRODUCER)
-        started_ns = time.monotonic_ns()
-        writer.append(
-            "run.start",
-            manifest_digest=run.manifest_digest,
-            version=__version__,
-            backend=backend.name,
-            node=run.node,
-            unsafe=_unsafe(operator),
-            metadata=[f"{name}={value}" for name, value in sorted(self._spec.metadata.items())],
-        )
-        _record_exemptions(writer, operator, verdict)
+        try:
+            writer = ChainWriter(record_fd, Context(run.run_id, RUN_SCOPE, policy_digest(policy)), RUN_PRODUCER)
+            writer.append(
+                "run.start",
+                manifest_digest=run.manifest_digest,
+                version=__version__,
+                backend=backend.name,
+                node=run.node,
+                unsafe=_unsafe(operator),
+                metadata=[f"{name}={value}" for name, value in sorted(self._spec.metadata.items())],
+            )
+            _record_exemptions(writer, operator, verdict)
+            await self._carry_out(run, self._service(run, writer, policy, operator, backend), writer, path)
+        finally:
+            os.close(record_fd)
 
+    def _service(
+        self,
+        run: RunDirectory,
+        writer: ChainWriter,
+        policy: Policy,
+        operator: OperatorConfig,
+        backend: BubblewrapBackend,
+    ) -> NodeService:
         def lost(rollout_id: str, why: str) -> None:
             service.egress_lost(rollout_id, why)
 
@@ -142,26 +152,29 @@ class Node:
             ),
             max_live=self._spec.max_episodes,
         )
-        egress = service.egress
+        return service
+
+    async def _carry_out(self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path) -> None:
+        """Serve to the end; whatever failed, what was begun is recorded to its end."""
+        started_ns = time.monotonic_ns()
         outcome = "failed"
         try:
+            if service.has_way_out:
+                await service.egress.start()
+            await self._serve(run, service, writer, path)
+            outcome = "ended"
+        except Exception as error:
+            self._reason = clip(f"{type(error).__name__}: {error}", _REASON_BYTES).text
+            raise
+        finally:
             try:
-                if policy.egress.allow or policy.services:
-                    await egress.start()
-                await self._serve(run, service, writer, path)
-                outcome = "ended"
-            except Exception as error:
-                self._reason = clip(f"{type(error).__name__}: {error}", _REASON_BYTES).text
-                raise
-            finally:  # whatever failed, what was begun is recorded to its end
                 await service.end()
                 outcome = "stopped" if service.stopped else outcome
                 totals: dict[str, Any] = {**service.totals, "duration_ns": time.monotonic_ns() - started_ns}
                 writer.append("run.end", reason=self._reason, outcome=outcome, **totals)
                 writer.seal()
-        finally:
-            await egress.aclose()
-            os.close(record_fd)
+            finally:
+                await service.egress.aclose()
 
     async def _serve(self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path) -> None:
         token = secrets.token_urlsafe(32)

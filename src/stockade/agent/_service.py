@@ -90,6 +90,11 @@ class NodeService:
         return self._policy.sandbox
 
     @property
+    def has_way_out(self) -> bool:
+        """Whether the policy lets any rollout reach anything."""
+        return bool(self._policy.egress.allow or self._policy.services)
+
+    @property
     def live(self) -> list[Rollout]:
         """Rollouts that are not sealed yet."""
         return list(self._rollouts.values())

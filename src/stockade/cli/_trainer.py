@@ -67,6 +67,7 @@ async def follow_trainer(
 
 
 def _launch_spec(job: ResolvedJob, run: Run, policy: Path, progress_fd: int, report_fd: int) -> bytes:
+    from stockade.runs import state_dir
     from stockade.sandbox import trainer_launch
 
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def _launch_spec(job: ResolvedJob, run: Run, policy: Path, progress_fd: int, rep
         env={**_environment(), **run.environment},
         output=job.folder.absolute(),
         reads=() if job.model.folder is None else (job.model.folder.absolute(),),
-        hidden=(run.directory.absolute(), policy.absolute(), policy.absolute().parent),
+        hidden=(run.directory.absolute(), state_dir(), policy.absolute(), policy.absolute().parent),
         keep_fds=(progress_fd,),
         report_fd=report_fd,
     )

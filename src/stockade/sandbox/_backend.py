@@ -35,7 +35,7 @@ _OWN_BYTES = 1 << 20
 _INSIDE_ID = "1000"
 
 BASE_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PATH": _tools.PATH,
     "HOME": HOME,
     "USER": "sandbox",
     "LANG": "C.UTF-8",
@@ -163,7 +163,7 @@ class BubblewrapBackend:
                 sandbox = LiveSandbox(
                     spec.rollout_id,
                     spec.limits,
-                    env={**BASE_ENV, **(PROXY_ENV if spec.proxied else {}), **spec.env},
+                    env={**BASE_ENV, **self._tools[1].env, **(PROXY_ENV if spec.proxied else {}), **spec.env},
                     control=control,
                     root_fd=passed[0],
                     listener_fds=tuple(passed[1:]),
@@ -239,6 +239,8 @@ class BubblewrapBackend:
         words += ["--ro-bind", f"{scratch}/guest/agent.py", "/sandbox/agent.py"]
         if self._tools[1].source is not None:
             words += ["--ro-bind", f"{scratch}/mounts/python", _tools.STAGED_PYTHON]
+        for name, value in self._tools[1].env.items():
+            words += ["--setenv", name, value]
         for index, mount in enumerate(spec.mounts):
             words += ["--ro-bind", f"{scratch}/mounts/{index}", mount.target]
         for path in ("/etc", "/dev", "/"):

@@ -25,6 +25,8 @@ _SYSTEM_BWRAP = "/usr/bin/bwrap"
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _GUEST_NEEDS = "import sys; sys.exit(sys.version_info < (3, 8))"
 STAGED_PYTHON = "/sandbox/python"
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where programs are found inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,17 @@ class Interpreter:
 
     path: str
     source: str | None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a command needs to find and start it, beside :data:`PATH`: nothing for the system's own.
+
+        A staged binary still looks for its shared library where it was built; were another version of that library
+        among the system's, it would start with the wrong one.
+        """
+        if self.source is None:
+            return {}
+        return {"PATH": f"{PATH}:{STAGED_PYTHON}/bin", "LD_LIBRARY_PATH": f"{STAGED_PYTHON}/lib"}
 
 
 def find_bubblewrap() -> Bubblewrap:
