@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stockade.agent._service import NodeService
+from stockade.agent._service import KEEP_ENDED_S, NodeService
 from stockade.broker import CreateRequest, Refusal
 from stockade.egress import EgressFault, EgressPool
 from stockade.errors import RecordError, SandboxFault
@@ -237,3 +237,21 @@ async def test_nothing_is_written_after_a_record_was_closed(lab: Lab) -> None:
     with pytest.raises(RecordError, match="is closed"):
         rollout._append("sandbox.violation", what="late")
     await lab.seal()
+
+
+async def test_what_ended_and_was_not_closed_is_swept_after_a_while(lab: Lab) -> None:
+    rollout_id = await lab.create()
+    kept = await lab.create()
+    (rollout,) = [one for one in lab.service.live if one.id == rollout_id]
+    await rollout.live_sandbox.kill(Exit(ExitKind.MEMORY_LIMIT))
+    lab.service.sweep(1000.0)
+    assert await lab.service.get_dir(rollout_id, "/workspace"), "its files can still be collected"
+    lab.service.sweep(1000.0 + KEEP_ENDED_S)
+    assert lab.service.status(rollout_id) == "stopped"
+    lab.service.sweep(1001.0 + KEEP_ENDED_S)
+    await lab.until(lambda: [one.id for one in lab.service.live] == [kept])
+    with pytest.raises(Refusal, match="no episode"):
+        lab.service.status(rollout_id)
+    await lab.seal()
+    ends = {event["rollout_id"]: event["exit"] for event in events_of(lab.run.path, "rollout.end")}
+    assert ends == {rollout_id: "memory_limit", kept: "closed"}

@@ -224,6 +224,7 @@ class Node:
             if stop:
                 await self._stop(service, writer, stop.reason, stop.person)
                 return
+            service.sweep(time.monotonic())
             await asyncio.sleep(STOP_POLL_S)
 
     async def _stop(self, service: NodeService, writer: ChainWriter, reason: str, person: str | None) -> None:

@@ -58,6 +58,8 @@ class Rollout:
     started_ns: int = field(default_factory=time.monotonic_ns)
     commands: int = 0
     closing: asyncio.Future[Exit] | None = None
+    ended_s: float | None = None
+    """When it was first seen ended but not closed (monotonic clock)."""
 
     @property
     def live_sandbox(self) -> LiveSandbox:

@@ -37,6 +37,8 @@ from stockade.sandbox import (
 )
 
 _log = logging.getLogger(__name__)
+KEEP_ENDED_S = 300.0
+"""How long a rollout that ended can still be collected by a client that has not closed it."""
 _COLLECT_BYTES = 20 << 20  # so that base64 and JSON of it stay under the broker's request cap
 _EVIDENCE_BYTES = 512
 _BURY_TRIES, _BURY_WAIT_S = 30, 1.0
@@ -358,6 +360,17 @@ class NodeService:
         rollout = self._rollouts.get(rollout_id)
         if rollout is not None and rollout.sandbox is not None:
             rollout.sandbox.end(Exit(ExitKind.NODE_FAULT, evidence=evidence))
+
+    def sweep(self, now_s: float) -> None:
+        """Close what ended :data:`KEEP_ENDED_S` ago and nobody closed: its files fill memory and its slot is taken."""
+        for rollout in self.live:
+            ended = None if rollout.sandbox is None or not rollout.made else rollout.sandbox.ended
+            if ended is None or rollout.closing is not None:
+                continue
+            if rollout.ended_s is None:
+                rollout.ended_s = now_s
+            elif now_s - rollout.ended_s > KEEP_ENDED_S:
+                self._spawn(self._finish(rollout, ended))
 
     def end_processes(self, exit_: Exit) -> None:
         """Kill every process at once; closing and recording come after."""
