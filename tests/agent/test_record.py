@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,23 @@ async def test_a_record_that_cannot_be_written_ends_the_rollout(tmp_path: Path) 
     report = verify_run(run.directory)
     assert not report.ok
     assert any("not sealed" in problem.what for problem in report.problems)
+
+
+async def test_a_command_whose_client_left_is_ended_and_recorded_as_that(tmp_path: Path) -> None:
+    """A trainer that gave up on a request (its own time-out, a cancelled task) reads nothing any more."""
+    async with open_run(tmp_path) as run:
+        rollout = await run.client.create(task_id="t")
+        asking = asyncio.create_task(rollout.exec(["sleep", "60"], timeout_s=60))
+        while not events_of(run.directory, "process.exec"):
+            await asyncio.sleep(0.02)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        async with asyncio.timeout(20):
+            while not events_of(run.directory, "process.exit"):
+                await asyncio.sleep(0.02)
+        (left,) = events_of(run.directory, "process.exit")
+        assert (left["exit"], left["evidence"]) == ("closed", "whoever asked for it left")
+        running = await rollout.exec(["sh", "-c", "ls -d /proc/[0-9]*/exe | while read e; do readlink $e; done"])
+        assert b"sleep" not in running.stdout, "and so is the program"
+    assert_sealed(run.directory)

@@ -28,7 +28,7 @@ from stockade.events import (
 from stockade.ids import RolloutId
 from stockade.policy import Policy
 from stockade.runs import Lifecycle, Stage
-from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox, PathRefused
+from stockade.sandbox import ExecResult, Exit, ExitKind, LiveSandbox, PathRefused, Usage
 
 _HEAD_BYTES = 2048  # of each stream that a record shows; the rest is counted
 _MAX_CHANGES = 2000
@@ -116,14 +116,20 @@ class Rollout:
         self.commands += 1
         number = self.commands
         self._record_exec(number, command, timeout_s, peer)
-        result = await self.live_sandbox.exec(
-            command.argv,
-            cwd=command.cwd or self.request.workdir,
-            env={**self.request.env, **command.env},
-            stdin=command.stdin,
-            timeout_s=timeout_s,
-            pipes=pipes,
-        )
+        try:
+            result = await self.live_sandbox.exec(
+                command.argv,
+                cwd=command.cwd or self.request.workdir,
+                env={**self.request.env, **command.env},
+                stdin=command.stdin,
+                timeout_s=timeout_s,
+                pipes=pipes,
+            )
+        except asyncio.CancelledError:
+            left = Exit(ExitKind.CLOSED, evidence="whoever asked for it left")
+            with contextlib.suppress(RecordError):  # what ended it may have closed the record as well
+                self._record_exit(number, ExecResult(left, b"", b"", False, False, Usage()))
+            raise
         self._record_exit(number, result)
         return result
 

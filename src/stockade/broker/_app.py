@@ -72,6 +72,12 @@ async def _body(request: Request, kind: type[_T]) -> _T:
         raise Refusal(Code.INVALID_REQUEST, str(error), status=422) from error
 
 
+async def _left(request: Request) -> None:
+    """Return when the client has closed its connection; its body was read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _path_parameter(request: Request) -> str:
     path = request.query_params.get("path")
     if path is None:
@@ -178,7 +184,18 @@ class _Routes:
 
     async def exec(self, request: Request) -> Response:
         wish = check_exec(await _body(request, ExecBody))
-        result, peer = await self._service.exec(request.path_params["id"], wish)
+        running = asyncio.ensure_future(self._service.exec(request.path_params["id"], wish))
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            # A command whose client has gone must not go on to its time-out with nobody to read what it does.
+            await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise ClientDisconnect
+            result, peer = running.result()
+        finally:
+            running.cancel()
+            leaving.cancel()
+            await asyncio.gather(running, leaving, return_exceptions=True)
         return _reply(_exec_reply(result, None if peer is None else _exec_reply(peer)))
 
     async def put_file(self, request: Request) -> Response:
