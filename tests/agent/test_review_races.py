@@ -245,7 +245,7 @@ async def test_what_ended_and_was_not_closed_is_swept_after_a_while(lab: Lab) ->
     (rollout,) = [one for one in lab.service.live if one.id == rollout_id]
     await rollout.live_sandbox.kill(Exit(ExitKind.MEMORY_LIMIT))
     lab.service.sweep(1000.0)
-    assert await lab.service.get_dir(rollout_id, "/workspace"), "its files can still be collected"
+    assert (await lab.service.get_dir(rollout_id, "/workspace")).files == {}, "it can still be collected"
     lab.service.sweep(1000.0 + KEEP_ENDED_S)
     assert lab.service.status(rollout_id) == "stopped"
     lab.service.sweep(1001.0 + KEEP_ENDED_S)
