@@ -19,7 +19,7 @@ START_NS = 1_767_225_600 * SECOND_NS
 
 REQUEST: dict[str, Value] = {
     "http.request.method": "GET",
-    "server.address": "pypi.org",
+    "server.address": "abc.test",
     "server.port": 80,
     "url.path": "/simple/six/",
     "reason": "allowed",

@@ -37,12 +37,12 @@ TEXT = """\
 version: 1
 egress:
   allow:
-    - {host: pypi.org, methods: [GET, HEAD], paths: ["/simple/**"]}
-    - {host: "*.pythonhosted.org", methods: [GET, HEAD]}
+    - {host: abc.test, methods: [GET, HEAD], paths: ["/simple/**"]}
+    - {host: "*.files.hosts.test", methods: [GET, HEAD]}
     - host: files.example.org
       ports: [443, 8443]
   deny:
-    - {host: secret.pythonhosted.org}
+    - {host: secret.files.hosts.test}
   limits: {requests_per_minute: 60, bytes_out: 2 MiB, bytes_in: 1 GiB, bytes_out_per_request: 32 KiB, idle: 30 s, total: 1 h}
 services:                       # the only exemption from the special-use table
   - {name: model, address: 127.0.0.1, port: 8000, methods: [POST], paths: ["/v1/completions"]}
@@ -60,9 +60,9 @@ def read(text: str = TEXT) -> Policy:
 def test_every_key_is_read():
     policy = read()
     first, second, third = policy.egress.allow
-    assert (first.host.text, first.methods, first.ports) == ("pypi.org", ("GET", "HEAD"), (443,))
+    assert (first.host.text, first.methods, first.ports) == ("abc.test", ("GET", "HEAD"), (443,))
     assert first.paths == (PathGlob("/simple/**"),)
-    assert (second.host.text, second.paths) == ("*.pythonhosted.org", None)
+    assert (second.host.text, second.paths) == ("*.files.hosts.test", None)
     assert (third.ports, third.tunnel, first.tunnel, second.tunnel) == ((443, 8443), True, False, False)
     assert [rule.source_line for rule in policy.egress.allow] == [4, 5, 6]
     assert (policy.egress.deny[0].ports, policy.egress.deny[0].source_line) == (None, 9)
@@ -125,7 +125,7 @@ def test_models_are_frozen_strict_and_closed():
 
 
 def test_wrong_policies_cannot_be_built_in_code_either():
-    rule = HostRule(host=HostPattern("pypi.org"))
+    rule = HostRule(host=HostPattern("abc.test"))
     with pytest.raises(pydantic.ValidationError, match="given twice"):
         Policy(version=1, egress=Egress(allow=(rule, rule)))
     with pytest.raises(pydantic.ValidationError, match="anybody can own"):
@@ -169,11 +169,11 @@ def test_digest_follows_the_rules_and_nothing_else():
     changed = {
         policy_digest(read(TEXT.replace(old, new)))
         for old, new in [
-            ("pypi.org", "pypi.com"),
+            ("abc.test", "pypi.com"),
             ("cpus: 0.5", "cpus: 0.25"),
             ("private: false", "private: true"),
             ("[443, 8443]", "[443]"),
-            ("  deny:\n    - {host: secret.pythonhosted.org}\n", ""),
+            ("  deny:\n    - {host: secret.files.hosts.test}\n", ""),
             ("/srv/data", "/srv/other"),
         ]
     }
@@ -194,9 +194,9 @@ def test_effective_without_network_has_no_way_out():
 def test_explain_lists_every_rule_with_its_line():
     rows = explain(read())
     assert [(row.kind, row.host, row.line) for row in rows] == [
-        (RowKind.DENY, "secret.pythonhosted.org", 9),
-        (RowKind.ALLOW, "pypi.org", 4),
-        (RowKind.ALLOW, "*.pythonhosted.org", 5),
+        (RowKind.DENY, "secret.files.hosts.test", 9),
+        (RowKind.ALLOW, "abc.test", 4),
+        (RowKind.ALLOW, "*.files.hosts.test", 5),
         (RowKind.ALLOW, "files.example.org", 6),
         (RowKind.SERVICE, "model.stockade.internal", 12),
         (RowKind.MOUNT, "/data", 15),

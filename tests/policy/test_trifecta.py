@@ -11,7 +11,7 @@ from stockade.policy import Leg, Trifecta, parse_policy, trifecta
 TODAY = dt.date(2026, 11, 30)
 PRIVATE = "data: {private: true}\n"
 MOUNT = "mounts:\n  - {source: /srv/data, target: /data}\n"
-EGRESS = "egress:\n  allow:\n    - {host: pypi.org, methods: [GET]}\n"
+EGRESS = "egress:\n  allow:\n    - {host: abc.test, methods: [GET]}\n"
 LOCAL = "services:\n  - {name: m, address: %s, port: 80, methods: [GET], paths: [/]}\n"
 
 

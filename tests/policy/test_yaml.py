@@ -16,7 +16,7 @@ from stockade.errors import ConfigError, JobError, PolicyError
 from stockade.policy import Policy, StrictModel, load_document, load_policy, parse_document, parse_policy
 from tests.support import requires
 
-RULE = "version: 1\negress:\n  allow:\n    - host: pypi.org\n"
+RULE = "version: 1\negress:\n  allow:\n    - host: abc.test\n"
 
 
 def refusal(text: str) -> PolicyError:
@@ -33,13 +33,13 @@ def refusal(text: str) -> PolicyError:
         "---\n" + RULE,
         RULE + "...\n",
         "# comment\n\n" + RULE + "\n# end\n",
-        '{"version": 1, "egress": {"allow": [{"host": "pypi.org"}]}}',
-        "version: 1\negress:\n  allow:\n  - 'host': \"pypi.org\"\n",
-        "version: 1\negress:\n  allow: [{host: PyPI.org}]\n",
+        '{"version": 1, "egress": {"allow": [{"host": "abc.test"}]}}',
+        "version: 1\negress:\n  allow:\n  - 'host': \"abc.test\"\n",
+        "version: 1\negress:\n  allow: [{host: ABC.test}]\n",
     ],
 )
 def test_ways_to_write_one_policy(text):
-    assert parse_policy(text, source="p").egress.allow[0].host.text == "pypi.org"
+    assert parse_policy(text, source="p").egress.allow[0].host.text == "abc.test"
 
 
 def test_block_scalar_is_text():
@@ -119,7 +119,7 @@ def test_key_in_message_is_escaped():
 
 def test_source_line_is_no_key_of_a_file():
     for text in (
-        "version: 1\negress:\n  allow: [{host: pypi.org, source_line: 3}]\n",
+        "version: 1\negress:\n  allow: [{host: abc.test, source_line: 3}]\n",
         "version: 1\ndata: {source_line: 1}\n",
     ):
         assert "unknown key 'source_line'" in refusal(text).message
@@ -200,7 +200,7 @@ FRAGMENTS = st.sampled_from(
         "egress:\n",
         "  allow:\n",
         "    - host: ",
-        "pypi.org\n",
+        "abc.test\n",
         "{",
         "}",
         "[",
@@ -278,7 +278,7 @@ VALUES = st.one_of(st.text(max_size=20), FRAGMENTS, st.integers().map(str), st.f
 
 @given(st.sampled_from(["host", "ports", "methods", "paths", "x"]), VALUES)
 def test_any_value_in_a_rule_is_a_policy_or_a_policy_error(key, value):
-    check(f"version: 1\negress:\n  allow:\n    - {{host: pypi.org}}\n    - {key}: {value}\n")
+    check(f"version: 1\negress:\n  allow:\n    - {{host: abc.test}}\n    - {key}: {value}\n")
     check(f"version: 1\negress:\n  allow:\n    - {key}: [{value}]\n")
 
 

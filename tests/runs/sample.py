@@ -119,7 +119,7 @@ def busy_run(root: Path, *, rollouts: int = 40) -> RunDirectory:
         control.append("stage.waiver", waives="trifecta", person="ada", reason="read the record", expires="2026-02-01")
         for number in range(rollouts):
             exit_, fault, evidence = _ENDS.get(number % 20, ("exited", None, ""))
-            requests = [("pypi.org", "allowed"), ("files.pythonhosted.org", "allowed")]
+            requests = [("abc.test", "allowed"), ("files.files.hosts.test", "allowed")]
             if number % 9 == 0:
                 requests += [("169.254.169.254", "metadata_address"), ("evil.example", "host_not_allowed")]
             sample.rollout(

@@ -127,7 +127,7 @@ def test_the_page_shows_what_happened(run: RunDirectory, tmp_path: Path) -> None
         "Verdicts",
         "metadata_address",
         "169.254.169.254:443/latest/meta-data/",
-        "pypi.org",
+        "abc.test",
         "memory_limit",
         "asked for a drill",
         "412 ms",
@@ -214,7 +214,7 @@ def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
 
 def test_a_record_that_does_not_verify_is_loud(run: RunDirectory) -> None:
     path = next((run.path / "events/node-1").glob("*.egress.jsonl"))
-    path.write_bytes(path.read_bytes().replace(b"pypi.org", b"pypj.org", 1))
+    path.write_bytes(path.read_bytes().replace(b"abc.test", b"pypj.org", 1))
     page = Page(write_report(run.path).html)
     assert "record does not verify" in page.text
     assert "record verified" not in page.text

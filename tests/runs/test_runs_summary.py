@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_can_be_looked_at(sample: Sample) -> None:
 def test_an_edited_record_is_summed_up_but_not_believed(tmp_path: Path) -> None:
     run = busy_run(tmp_path, rollouts=3)
     path = next((run.path / "events/node-1").glob("*.egress.jsonl"))
-    path.write_bytes(path.read_bytes().replace(b"pypi.org", b"pypj.org", 1))
+    path.write_bytes(path.read_bytes().replace(b"abc.test", b"pypj.org", 1))
     summary = summarise(run.path)
     assert not summary.record.ok
     assert summary.record.sealed

@@ -2,7 +2,7 @@
 
 The loop knows nothing of proxies. A handler is called with the ready events of its descriptor; a timer is
 called once. An exception that leaves either goes to the ``on_fault`` given with it, never further: one bad
-connection must not stop the others (the first prototype died of one OverflowError, egress case 23).
+connection must not stop the others (an OverflowError out of connect() must not end them all: egress case 23).
 """
 
 from __future__ import annotations

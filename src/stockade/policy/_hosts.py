@@ -25,7 +25,7 @@ _QUAD = re.compile(
 )
 _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+")
-_EXAMPLE = "write a name like 'pypi.org' or '*.pythonhosted.org'"
+_EXAMPLE = "write a name like 'abc.test' or '*.files.hosts.test'"
 
 
 @dataclass(frozen=True, slots=True)
