@@ -87,6 +87,7 @@ def test_a_short_job_ends_with_metrics_model_record_and_report(tmp_path: Path) -
     page = (run / "report.html").read_text("utf-8")
     assert "<svg" in page
     assert "<script" not in page
+    assert "dropped groups (stops)" in page
 
 
 @pytest.mark.promise("S9.1")

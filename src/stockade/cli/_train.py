@@ -78,9 +78,14 @@ def _close(job: Job, directory: Path, isolation: str, told: Mapping[str, Any]) -
     from stockade.runs import Section
 
     control = job.folder / "control.jsonl"
+    grpo = told.get("grpo") or {}
     rows = [
         ("job", job.name),
         ("end", str(told.get("end"))),
+        ("verdicts", _short(grpo.get("verdicts"))),
+        ("masked samples (infrastructure faults)", str(grpo.get("masked"))),
+        ("dropped groups (stops)", str(grpo.get("dropped_groups"))),
+        ("held out before, after", f"{_short(told.get('evaluation_before'))}; {_short(grpo.get('evaluation_after'))}"),
         ("trainer isolation (Landlock)", isolation),
         ("model", str(job.folder / "model")),
         ("metrics", str(job.folder / "metrics.jsonl")),
