@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -205,22 +206,26 @@ def test_what_is_no_head_is_refused(text: str) -> None:
 # ------------------------------------------------------------------------------------- failing writes
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def file_size_limit() -> Iterator[None]:
-    """Let a file of this process grow to 2,000 bytes, as a full disk or a quota would."""
+    """Let a file of this process grow to 2,000 bytes, as a full disk or a quota would.
+
+    No fixture: pytest writes its progress before fixtures are torn down, and that may go to a file as well.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
 @pytest.mark.promise("S4.4")
-@pytest.mark.usefixtures("file_size_limit")
 def test_a_line_that_fits_only_in_part_is_cut_off_and_breaks_the_chain(tmp_path: Path) -> None:
     path = tmp_path / BROKER
-    with open_writer(tmp_path, ROLLOUT, Producer.BROKER) as writer:
+    with open_writer(tmp_path, ROLLOUT, Producer.BROKER) as writer, file_size_limit():
         writer.append("run.end", reason="x")
         kept = path.read_bytes()
         head = writer.head
