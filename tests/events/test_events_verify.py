@@ -259,6 +259,15 @@ def test_raw_bytes_beyond_ascii_are_found(run: Path) -> None:
         assert (EGRESS, 1) in found(run)
 
 
+def test_a_previous_hash_that_is_no_ascii_is_found(run: Path) -> None:
+    """Found by fuzzing: it ended the verifier instead of being named by it."""
+    path = run / EGRESS
+    lines = lines_of(path)
+    path.write_bytes(lines[0].replace(b'"prev":"0', '"prev":"\x80'.encode()) + b"".join(lines[1:]))
+    assert (EGRESS, 1) in found(run)
+    assert "was edited" in what(run)
+
+
 def test_a_line_that_is_too_long_is_skipped_not_swallowed(run: Path) -> None:
     path = run / EGRESS
     first, *rest = lines_of(path)

@@ -35,8 +35,12 @@ _NOT_PLAIN = re.compile("[\x7f-\U0010ffff]")
 
 
 def chain_hash(prev: str, body: bytes) -> str:
-    """Return the hash of the event with canonical form ``body`` (without ``hash``) that follows ``prev``."""
-    return hashlib.sha256(prev.encode("ascii") + body).hexdigest()
+    """Return the hash of the event with canonical form ``body`` (without ``hash``) that follows ``prev``.
+
+    ``prev`` is ASCII where a writer left it; a verifier passes whatever an editor put there, which must end as a wrong
+    hash and not as an exception.
+    """
+    return hashlib.sha256(prev.encode("utf-8") + body).hexdigest()
 
 
 def to_line(body: bytes, digest: str) -> bytes:
