@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,55 +100,34 @@ def test_events_filter_and_follow_end_with_the_run(tmp_path: Path) -> None:
     assert stockade("events", "r1", "--kind", "nope", cwd=tmp_path).returncode == 2
 
 
-def test_stop_ends_a_live_run_and_says_so(tmp_path: Path) -> None:
-    write_policy(tmp_path)
+@contextlib.contextmanager
+def live_run(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A ``stockade run`` whose command sleeps, and the directory of its run; killed at the end of the block."""
+    write_policy(folder)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [
-        sys.executable,
-        "-m",
-        "stockade.cli",
-        "run",
-        "-p",
-        "policy.yaml",
-        "--run-id",
-        "live",
-        "--",
-        "sleep",
-        "90",
-    ]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as live:
+    words = ("run", "-p", "policy.yaml", "--run-id", "live", "--", "sleep", "90")
+    command = [sys.executable, "-m", "stockade.cli", *words]
+    with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE) as live:
         try:
-            run_dir = tmp_path / "runs" / "live"
+            run_dir = folder / "runs" / "live"
             wait_until(lambda: run_dir.exists() and events_of(run_dir, "process.exec"), 30, "the command starts")
-            done = stockade("stop", "live", "--reason", "drill", "--json", cwd=tmp_path)
-            assert (done.returncode, json.loads(done.stdout)[0]["state"]) == (0, "stopped")
-            assert live.wait(30) != 0
+            yield live, run_dir
         finally:
             live.kill()
+
+
+def test_stop_ends_a_live_run_and_says_so(tmp_path: Path) -> None:
+    with live_run(tmp_path) as (live, run_dir):
+        done = stockade("stop", "live", "--reason", "drill", "--json", cwd=tmp_path)
+        assert (done.returncode, json.loads(done.stdout)[0]["state"]) == (0, "stopped")
+        assert live.wait(30) != 0
     assert_sealed(run_dir)
     assert stockade("stop", "--all", "--json", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.promise("S5.3")
 def test_ctrl_c_in_run_seals_the_record(tmp_path: Path) -> None:
-    write_policy(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [
-        sys.executable,
-        "-m",
-        "stockade.cli",
-        "run",
-        "-p",
-        "policy.yaml",
-        "--run-id",
-        "live",
-        "--",
-        "sleep",
-        "90",
-    ]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as live:
-        run_dir = tmp_path / "runs" / "live"
-        wait_until(lambda: run_dir.exists() and events_of(run_dir, "process.exec"), 30, "the command starts")
+    with live_run(tmp_path) as (live, run_dir):
         live.send_signal(signal.SIGINT)
         assert live.wait(30) == 130
         assert live.stderr is not None
