@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stockade.policy import OperatorConfig, Policy, StrictModel, parse_policy
+from stockade.policy import PRESETS, OperatorConfig, Policy, StrictModel, parse_policy
 from tests.support import ROOT
 
 PAGE = (ROOT / "docs" / "policy.md").read_text("utf-8")
@@ -17,7 +17,7 @@ def keys(model: type[StrictModel]) -> set[str]:
     """Every key that a file may hold, nested models included, as written in YAML."""
     found: set[str] = set()
     for name, field in model.model_fields.items():
-        if name == "source_line":
+        if name in {"source_line", "source_name"}:
             continue
         found.add(str(field.validation_alias or name))
         for part in _models(field.annotation):
@@ -41,7 +41,9 @@ def test_every_key_is_on_the_page(model: type[StrictModel]) -> None:
 def test_the_example_is_valid() -> None:
     example = PAGE.split("```yaml\n")[1].split("```")[0]
     policy = parse_policy(example, source="docs/policy.md")
-    assert [rule.host.text for rule in policy.egress.allow] == ["files.example.org", "*.mirror.example.org"]
+    assert [rule.host.text for rule in policy.egress.allow][-4:] == [
+        *("files.example.org", "*.mirror.example.org", "api.example.org", "git.example.org")
+    ]
 
 
 def test_the_defaults_are_those_on_the_page() -> None:
@@ -60,18 +62,23 @@ def test_the_defaults_are_those_on_the_page() -> None:
         **{name: getattr(policy.egress.limits, name) for name in ("bytes_in", "bytes_out_per_request", "header_bytes")},
         **{name: getattr(policy.sandbox, name) for name in ("memory", "cpus", "pids", "disk", "inodes", "file_size")},
         **{name: getattr(policy.sandbox, name) for name in ("open_files", "output")},
-        "header_count": policy.egress.limits.header_count,
+        **{name: getattr(policy.egress.limits, name) for name in ("header_count", "query_bytes", "names")},
+        "wildcard_label": policy.egress.limits.wildcard_label,
         "idle": policy.egress.limits.idle_s,
         "total": policy.egress.limits.total_s,
         "wall": policy.sandbox.wall_s,
         "cpu": policy.sandbox.cpu_s,
     }
-    checked = 0
+    checked = set()
     for cell, defaults in shown.items():
         names = re.findall(r"`([a-z_]+)`", cell)
         values = defaults.split(", ")
         for name, text in zip(names, values, strict=False):
             if name in table and text[0].isdigit():
                 assert value(text) == table[name], name
-                checked += 1
-    assert checked == len(table)
+                checked.add(name)
+    assert checked == set(table)
+
+
+def test_every_preset_is_on_the_page() -> None:
+    assert set(re.findall(r"^\| `([a-z]+-read)`", PAGE, re.MULTILINE)) == set(PRESETS)

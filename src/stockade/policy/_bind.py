@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from stockade.policy._base import UNREAD, StrictModel
 from stockade.policy._errors import BadValue, Loc, found, nearest, shown
-from stockade.policy._models import StrictModel
 from stockade.policy._scalars import Ambiguous, resolve
 from stockade.policy._yaml import Entry, ListNode, MapNode, Node, ScalarNode, Source, read_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pydantic_core import ErrorDetails
 
     from stockade.errors import ConfigError
@@ -54,7 +53,7 @@ def yaml_keys(model: type[BaseModel]) -> Mapping[str, Any]:
     return {
         str(field.validation_alias or name): field.annotation
         for name, field in model.model_fields.items()
-        if name != _LINE_FIELD
+        if name not in UNREAD
     }
 
 
@@ -83,9 +82,9 @@ class _Binder:
                 raise self._mismatch(node, loc, "a list", "write [one, two], also for a single item")
             inner = typing.get_args(wanted)[0]
             return tuple(self._value(item, inner, (*loc, index)) for index, item in enumerate(node.items))
-        if typing.get_origin(wanted) is dict:
+        if typing.get_origin(wanted) in {dict, Mapping}:
             if not isinstance(node, MapNode):
-                raise self._mismatch(node, loc, "a mapping", None)
+                raise self._mismatch(node, loc, "a mapping", "write {name: value}")
             inner = typing.get_args(wanted)[1]
             return {one.key: self._value(one.value, inner, (*loc, one.key)) for one in node.entries}
         if not isinstance(node, ScalarNode):

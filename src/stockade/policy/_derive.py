@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from stockade.policy._base import UNREAD
 from stockade.policy._models import Egress, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from stockade.policy._models import DenyRule, HostRule
+    from stockade.policy._rules import DenyRule, HostRule
 
 
 def effective(policy: Policy, *, network: bool) -> Policy:
@@ -36,7 +37,7 @@ def policy_digest(policy: Policy) -> str:
 
 def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _canonical(one) for key, one in value.items() if key != "source_line"}
+        return {key: _canonical(one) for key, one in value.items() if key not in UNREAD}
     if isinstance(value, list):
         return [_canonical(one) for one in value]
     if isinstance(value, float) and value.is_integer():
@@ -58,7 +59,7 @@ class Row:
     """One effective rule in plain words; None means *any*.
 
     ``host`` is the target directory for a mount; ``tunnel`` tells whether opaque TLS may pass; ``line`` is 0 for
-    rules made in code.
+    rules made in code, and counts in the file of the preset that ``source`` names, if one does.
     """
 
     kind: RowKind
@@ -69,6 +70,7 @@ class Row:
     tunnel: bool
     line: int
     note: str = ""
+    source: str = ""
 
 
 def explain(policy: Policy) -> list[Row]:
@@ -76,20 +78,64 @@ def explain(policy: Policy) -> list[Row]:
     return [*_denied(policy), *_allowed(policy), *_services(policy), *_mounts(policy)]
 
 
+def unsafe_options(policy: Policy) -> tuple[str, ...]:
+    """Return a line for each dangerous option that the policy takes; every report shows them."""
+    return tuple(
+        f"unsafe_many_owners {rule.host}: " + (f"line {rule.source_line}" if rule.source_line else "a rule from code")
+        for rule in policy.egress.allow
+        if rule.unsafe_many_owners
+    )
+
+
 def _denied(policy: Policy) -> Iterator[Row]:
     for rule in policy.egress.deny:
-        yield Row(RowKind.DENY, rule.host.text, rule.ports, rule.methods, _texts(rule), False, rule.source_line)
+        yield Row(
+            *(RowKind.DENY, rule.host.text, rule.ports, rule.methods, _texts(rule), False, rule.source_line),
+            note=_query(rule),
+            source=rule.source_name,
+        )
 
 
 def _allowed(policy: Policy) -> Iterator[Row]:
     for rule in policy.egress.allow:
-        if rule.tunnel:
-            note = "TLS is not looked into: any method, any path"
-        else:
-            note = "plain http only: tunnels would hide method and path"
+        methods = rule.accepted_methods
         yield Row(
-            RowKind.ALLOW, rule.host.text, rule.ports, rule.methods, _texts(rule), rule.tunnel, rule.source_line, note
+            *(RowKind.ALLOW, rule.host.text, rule.ports, methods, _texts(rule), rule.tunnel, rule.source_line),
+            note="; ".join(_notes(rule)),
+            source=rule.source_name,
         )
+
+
+def _notes(rule: HostRule) -> Iterator[str]:
+    if rule.tcp:
+        yield "raw bytes: neither TLS nor names are looked at"
+    elif rule.tunnel:
+        yield "TLS is not looked into: any method, any path"
+    else:
+        yield "inspected: each request is decided on its own"
+    if rule.query:
+        yield _query(rule)
+    said = {
+        "read_only": "no body may be sent",
+        "websocket": "WebSocket may be used",
+        "strip_credentials": "the client's own credentials are removed",
+        "store": "answers are kept and served again",
+        "encoded_slash": "%2F stays as it is written",
+        "unsafe_many_owners": "UNSAFE: the host belongs to many owners",
+    }
+    yield from (text for name, text in said.items() if getattr(rule, name))
+    if rule.credential is not None:
+        yield f"the credential {rule.credential} is added outside the sandbox"
+    if rule.ech is not None:
+        yield f"encrypted server names: {rule.ech}"
+    bounds = {} if rule.limits is None else rule.limits.model_dump(exclude_none=True)
+    if rule.query_bytes is not None:
+        bounds["query_bytes"] = rule.query_bytes
+    yield from (f"{name} at most {value}" for name, value in bounds.items())
+
+
+def _query(rule: HostRule | DenyRule) -> str:
+    return "" if rule.query is None else "query " + "&".join(f"{name}={value}" for name, value in rule.query.items())
 
 
 def _services(policy: Policy) -> Iterator[Row]:

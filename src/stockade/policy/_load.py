@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from stockade.errors import ConfigError, PolicyError
 from stockade.policy import _bind
-from stockade.policy._models import Policy, StrictModel
+from stockade.policy._base import StrictModel
+from stockade.policy._models import Policy
 from stockade.policy._yaml import MAX_BYTES, Source
 
 M = TypeVar("M", bound=StrictModel)

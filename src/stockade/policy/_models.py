@@ -1,135 +1,30 @@
 """The models of a policy: frozen, strict, closed. An invalid policy cannot be built, not even in code.
 
 Field names are those of the YAML file, except where a unit is spelt out (``wall`` in the file, ``wall_s`` here).
-``source_line`` is the line of the file that a rule came from (0 where it came from code); it is carried for people
-and is no part of :func:`~stockade.policy.policy_digest`.
+``source_line`` is the line of the file that a rule came from (0 where it came from code) and ``source_name`` says
+which preset's file that is (empty: the policy itself); both are carried for people and are no part of
+:func:`~stockade.policy.policy_digest`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import ipaddress
 import re
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, NoReturn, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from stockade.policy import _conflicts
-from stockade.policy._addresses import AddressField, is_local, refuse_metadata
-from stockade.policy._errors import BadValue, found, shown
-from stockade.policy._hosts import HostPattern, HostPatternField
-from stockade.policy._paths import PathGlobField, parse_mount_source, parse_mount_target
-from stockade.policy._suffixes import holds_shared, is_shared
-from stockade.policy._values import ByteCount, Line, Method, Port, Seconds, distinct
+from stockade.policy import _conflicts, _presets
+from stockade.policy._addresses import AddressField, NetworkField
+from stockade.policy._base import SourceLine, StrictModel, Version
+from stockade.policy._errors import BadValue, Loc, shown
+from stockade.policy._paths import parse_mount_source, parse_mount_target
+from stockade.policy._rules import LIMITED, SERVICE_ZONE, DenyRule, HostRule, Methods, Paths, QueryBytes, RunLimits
+from stockade.policy._values import ByteCount, Line, Port, RecordingName, Seconds, unique
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-SERVICE_ZONE = "stockade.internal"
-"""Services are names in this zone; host rules never reach into it."""
-
-
-def _exact_version(value: object) -> object:
-    if type(value) is not int:  # True and 1.0 equal 1
-        raise BadValue(f"{found(value)} is not a version of this format", hint="this stockade reads version 1")
-    return value
-
-
-Version = Annotated[Literal[1], BeforeValidator(_exact_version)]
-SourceLine = Annotated[SkipJsonSchema[int], Field(ge=0, repr=False)]
-Methods = Annotated[tuple[Method, ...], Field(max_length=32), AfterValidator(distinct)]
-Paths = Annotated[tuple[PathGlobField, ...], Field(max_length=200), AfterValidator(distinct)]
-Ports = Annotated[tuple[Port, ...], Field(max_length=64), AfterValidator(distinct)]
-
-
-class StrictModel(BaseModel):
-    """Base of everything that is read from a file: frozen, no unknown keys, no conversion between types."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_by_name=True, validate_by_alias=True, allow_inf_nan=False
-    )
-
-    reserved_keys: ClassVar[frozenset[str]] = frozenset()
-    """Keys that a later version will give a meaning; until then they are refused by this name."""
-
-
-class _Rule(StrictModel):
-    host: HostPatternField
-    methods: Methods | None = None
-    paths: Paths | None = None
-
-    @field_validator("host")
-    @classmethod
-    def _not_a_service(cls, host: HostPattern) -> HostPattern:
-        if host.name == SERVICE_ZONE or host.name.endswith("." + SERVICE_ZONE):
-            hint = "list the service under 'services'; it needs no host rule"
-            raise BadValue(f"{SERVICE_ZONE} is the zone of services", hint=hint)
-        return host
-
-
-class HostRule(_Rule):
-    """A host that a rollout may reach; what is not listed is denied.
-
-    ``methods`` and ``paths`` None mean any; a rule with either is judged request by request and serves plain HTTP
-    only, because what happens inside a TLS tunnel cannot be seen.
-    """
-
-    ports: Ports = (443,)
-    source_line: SourceLine = 0
-
-    @property
-    def tunnel(self) -> bool:
-        """Whether CONNECT (an opaque TLS tunnel) is allowed."""
-        return self.methods is None and self.paths is None
-
-    @model_validator(mode="after")
-    def _not_too_wide(self) -> Self:
-        if self.host.is_address:
-            self._check_address()
-        elif self.host.is_suffix:
-            _check_wildcard(self.host)
-        elif is_shared(self.host.name):
-            self._check_shared()
-        return self
-
-    def _check_address(self) -> None:
-        address = ipaddress.ip_address(self.host.text)
-        try:
-            refuse_metadata(address)
-        except BadValue as error:
-            raise BadValue(error.message, hint=error.hint, loc=("host",)) from None
-        if is_local(address):
-            hint = "an internal endpoint belongs under 'services'"
-            raise BadValue(f"{address} is an internal address", hint=hint, loc=("host",))
-        if "ports" not in self.model_fields_set:
-            hint = f"add 'ports: [443]' to the rule for {address}"
-            raise BadValue("a rule for an address must list its ports", hint=hint, loc=("host",))
-
-    def _check_shared(self) -> None:
-        if "." not in self.host.name:
-            hint = "write the full name with its domain"
-            raise BadValue(f"{self.host} has no domain", hint=hint, loc=("host",))
-        if self.paths is None or not all(glob.first_segment_is_literal for glob in self.paths):
-            hint = "write the full name of one site or bucket, or paths that start with one bucket"
-            raise BadValue(f"{self.host} is shared by many owners", hint=hint, loc=("host",))
-
-
-def _check_wildcard(host: HostPattern) -> None:
-    if is_shared(host.name):
-        hint = "write the names below it that you mean"
-        raise BadValue(f"anybody can own a name under {host.text}", hint=hint, loc=("host",))
-    if holds_shared(host.name):
-        hint = "a name below it is a public suffix; write longer names"
-        raise BadValue(f"anybody can own some names under {host.text}", hint=hint, loc=("host",))
-
-
-class DenyRule(_Rule):
-    """A host that stays closed although an allow rule opens it; ``ports`` None means every port.
-
-    A deny rule may be as wide as its author likes (``*.io``): it only ever takes away.
-    """
-
-    ports: Ports | None = None
-    source_line: SourceLine = 0
+MAX_RULES = 500
+"""Rules of one kind that a file may list; those of presets come on top."""
 
 
 class EgressLimits(StrictModel):
@@ -142,18 +37,63 @@ class EgressLimits(StrictModel):
     bytes_out_per_request: ByteCount = 64 * KIB
     header_bytes: ByteCount = 64 * KIB
     header_count: int = Field(default=100, ge=1, le=10_000)
+    query_bytes: QueryBytes = 4 * KIB
+    names: int = Field(default=256, ge=1, le=1_000_000)
+    wildcard_label: int = Field(default=40, ge=1, le=63)
     idle_s: Seconds = Field(default=60.0, validation_alias="idle")
     total_s: Seconds = Field(default=600.0, validation_alias="total")
 
 
 class Egress(StrictModel):
-    """The hosts of the internet that a rollout may reach; ``deny`` beats ``allow``."""
+    """The hosts of the internet that a rollout may reach; ``deny`` beats ``allow``.
 
-    reserved_keys = frozenset({"mode", "deny_cidrs"})
+    The rules of ``presets`` stand in ``allow`` and ``deny`` before those of the file, with their ``source_name``.
+    """
 
-    allow: tuple[HostRule, ...] = Field(default=(), max_length=500)
-    deny: tuple[DenyRule, ...] = Field(default=(), max_length=500)
+    mode: Literal["live", "record", "replay", "off"] = "live"
+    recording: RecordingName = "default"
+    presets: Annotated[tuple[_presets.PresetName, ...], AfterValidator(unique)] = ()
+    allow: tuple[HostRule, ...] = Field(default=(), max_length=2 * MAX_RULES, json_schema_extra={"maxItems": MAX_RULES})
+    deny: tuple[DenyRule, ...] = Field(default=(), max_length=2 * MAX_RULES, json_schema_extra={"maxItems": MAX_RULES})
     limits: EgressLimits = EgressLimits()
+    run_limits: RunLimits | None = None
+    deny_cidrs: Annotated[tuple[NetworkField, ...], Field(max_length=1024), AfterValidator(unique)] = ()
+
+    @field_validator("allow", "deny")
+    @classmethod
+    def _not_too_many(cls, rules: tuple[HostRule | DenyRule, ...]) -> tuple[HostRule | DenyRule, ...]:
+        if sum(not rule.source_name for rule in rules) > MAX_RULES:
+            raise BadValue("the list is too long", hint=f"list at most {MAX_RULES}")
+        return rules
+
+    @model_validator(mode="after")
+    def _with_presets(self) -> Self:
+        """Put in the rules of the presets, unless they are there already: a policy is also read back from JSON."""
+        there = {rule.source_name for rule in (*self.allow, *self.deny)}
+        found = [preset for name in self.presets if (preset := _presets.load_preset(name)).source_name not in there]
+        if found:
+            allow = (*(rule for preset in found for rule in preset.allow), *self.allow)
+            deny = (*(rule for preset in found for rule in preset.deny), *self.deny)
+            # The model is frozen for its users; here it is still being made.
+            object.__setattr__(self, "allow", allow)
+            object.__setattr__(self, "deny", deny)
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_have_effect(self) -> Self:
+        for index, rule in enumerate(rule for rule in self.allow if not rule.source_name):
+            given = {} if rule.limits is None else {name: getattr(rule.limits, name) for name in LIMITED}
+            for name, value in given.items():
+                if value is not None and value > getattr(self.limits, name):
+                    _unbounded(("allow", index, "limits", name), name, getattr(self.limits, name))
+            if rule.query_bytes is not None and rule.query_bytes > self.limits.query_bytes:
+                _unbounded(("allow", index, "query_bytes"), "query_bytes", self.limits.query_bytes)
+        return self
+
+
+def _unbounded(loc: Loc, name: str, bound: int) -> NoReturn:
+    hint = f"raise egress.limits.{name} too, or write at most {bound}"
+    raise BadValue(f"{name} of the rule never takes effect: egress.limits.{name} is {bound}", hint=hint, loc=loc)
 
 
 class Service(StrictModel):

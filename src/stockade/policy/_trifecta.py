@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stockade.policy._models import Policy, Waiver
+    from stockade.policy._rules import HostRule
 
 MAX_WAIVER_DAYS = 90
 
@@ -33,11 +34,15 @@ class Leg(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why a leg is held; ``line`` is that of the policy file, None where no line is to blame."""
+    """Why a leg is held; ``line`` is that of the policy file, None where no line is to blame.
+
+    ``source`` is the preset that holds it, if it is one that does: its lines are not those of the policy.
+    """
 
     leg: Leg
     line: int | None
     why: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +107,23 @@ def _private(policy: Policy) -> Iterator[Held]:
 def _untrusted(policy: Policy) -> Iterator[Held]:
     yield Held(Leg.UNTRUSTED, None, "the policy model writes the code that runs")
     for rule in policy.egress.allow:
-        yield Held(Leg.UNTRUSTED, _line(rule.source_line), f"answers come from {rule.host}")
+        yield _held(Leg.UNTRUSTED, rule, f"answers come from {rule.host}")
 
 
 def _external(policy: Policy) -> Iterator[Held]:
     for rule in policy.egress.allow:
         # GET counts too: path, query, headers and timing carry data out (egress.md case 99).
-        yield Held(Leg.EXTERNAL, _line(rule.source_line), f"requests go to {rule.host}")
+        yield _held(Leg.EXTERNAL, rule, f"requests go to {rule.host}")
     for service in policy.services:
         if not is_local(ipaddress.ip_address(service.address)):
             why = f"the service {service.name} is at {service.address}, outside private ranges"
             yield Held(Leg.EXTERNAL, _line(service.source_line), why)
+
+
+def _held(leg: Leg, rule: HostRule, why: str) -> Held:
+    if rule.source_name:
+        return Held(leg, None, f"{rule.source_name}: {why}", rule.source_name)
+    return Held(leg, _line(rule.source_line), why)
 
 
 def _waiver_problem(waiver: Waiver, today: dt.date) -> str | None:
@@ -131,4 +142,6 @@ def _line(source_line: int) -> int | None:
 
 def _lines(held: tuple[Held, ...]) -> str:
     lines = [str(one.line) for one in held if one.line is not None]
-    return ("line " if len(lines) == 1 else "lines ") + ", ".join(lines) if lines else "always"
+    named = list(dict.fromkeys(one.source for one in held if one.source))
+    said = [("line " if len(lines) == 1 else "lines ") + ", ".join(lines)] if lines else []
+    return ", ".join([*said, *named]) or "always"

@@ -56,7 +56,7 @@ def parse_method(value: Any) -> Any:
     if not isinstance(value, str) or value in METHODS:
         return value
     if value.upper() == "CONNECT":
-        hint = "a rule without methods and paths allows tunnels; a rule with them never does"
+        hint = "it asks for a tunnel, whose requests are what a rule names; remove it"
         raise BadValue("CONNECT cannot be listed", hint=hint)
     if value.upper() == "TRACE":
         raise BadValue("TRACE cannot be allowed", hint="it echoes what proxies add to a request; remove it")
@@ -75,7 +75,37 @@ def parse_line(value: str) -> str:
     return value
 
 
+_LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_RECORDING = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+
+
+def parse_label(value: str) -> str:
+    """Return the name of something of the operator's, such as a credential; what is none may be the secret itself."""
+    if not _LABEL.fullmatch(value):
+        hint = "a lower-case letter, then at most 62 lower-case letters, digits and inner hyphens"
+        raise BadValue("this is not a name", hint=hint)
+    return value
+
+
+def parse_recording(value: str) -> str:
+    """Return the name of a recording: one that is a file name everywhere."""
+    if not _RECORDING.fullmatch(value):
+        hint = "at most 64 letters, digits and inner '.', '_' and '-'"
+        raise BadValue(f"{shown(value)} is not the name of a recording", hint=hint)
+    return value
+
+
 T = TypeVar("T")
+
+
+def unique(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Refuse an item given twice."""
+    seen: set[T] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            raise BadValue(f"{str(value)[:80]} is listed twice", hint="keep one of them", loc=(index,))
+        seen.add(value)
+    return values
 
 
 def distinct(values: tuple[T, ...] | None) -> tuple[T, ...] | None:
@@ -84,12 +114,7 @@ def distinct(values: tuple[T, ...] | None) -> tuple[T, ...] | None:
         return None
     if not values:
         raise BadValue("an empty list", hint="remove the key, or list what is allowed")
-    seen: set[T] = set()
-    for index, value in enumerate(values):
-        if value in seen:
-            raise BadValue(f"{str(value)[:80]} is listed twice", hint="keep one of them", loc=(index,))
-        seen.add(value)
-    return values
+    return unique(values)
 
 
 _SIZE_SCHEMA = {
@@ -121,3 +146,5 @@ Seconds = Annotated[
 Method = Annotated[str, BeforeValidator(parse_method), WithJsonSchema({"enum": sorted(METHODS)})]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Line = Annotated[str, Field(max_length=500), AfterValidator(parse_line)]
+Label = Annotated[str, AfterValidator(parse_label)]
+RecordingName = Annotated[str, AfterValidator(parse_recording)]
