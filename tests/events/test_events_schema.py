@@ -41,6 +41,7 @@ def test_the_kinds_of_this_version() -> None:
             "file.changed",
             "net.request",
             "net.connect",
+            "net.dns",
             "net.end",
             "sandbox.violation",
             "sandbox.crash",

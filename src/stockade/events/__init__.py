@@ -8,15 +8,7 @@ else that stockade shows is an index over this.
 
 from __future__ import annotations
 
-from stockade.events._chain import (
-    ChainHead,
-    ChainWriter,
-    Context,
-    SealedHead,
-    format_head,
-    parse_head,
-    recover_head,
-)
+from stockade.events._chain import ChainWriter, Context
 from stockade.events._files import (
     EVENTS_DIR,
     MANIFEST,
@@ -25,6 +17,7 @@ from stockade.events._files import (
     is_node_name,
     parse_chain_name,
 )
+from stockade.events._head import ChainHead, SealedHead, format_head, parse_head, recover_head
 from stockade.events._line import GENESIS, LINE_LIMIT_BYTES
 from stockade.events._read import is_run_sealed, iter_events
 from stockade.events._schema import (

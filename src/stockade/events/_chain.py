@@ -1,4 +1,4 @@
-"""Writing one chain, and picking it up again after its writer died.
+"""Writing one chain.
 
 A chain is one file with one writer. A line is one ``write(2)`` on an ``O_APPEND`` descriptor, so a
 writer that is killed leaves whole lines. If a write fails or falls short (disk full, quota, file
@@ -15,20 +15,11 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 from stockade.errors import RecordError
-from stockade.events._line import (
-    GENESIS,
-    LINE_LIMIT_BYTES,
-    canonical,
-    chain_hash,
-    decode,
-    to_line,
-    uuid7,
-)
+from stockade.events._head import ChainHead, format_head
+from stockade.events._line import LINE_LIMIT_BYTES, canonical_of_sorted, chain_hash, to_line, uuid7
 from stockade.events._schema import (
     MAX_SEVERITY,
     VERSION,
@@ -38,19 +29,12 @@ from stockade.events._schema import (
     Trust,
     Value,
 )
-from stockade.events._validate import context_problem, event_problem, field_problem
+from stockade.events._shape import Shapes, key_of
+from stockade.events._validate import context_problem, field_problem
 from stockade.ids import RUN_SCOPE
 
 _SEALS = frozenset({"rollout.sealed", "run.sealed"})
-
-
-@dataclass(frozen=True, slots=True)
-class ChainHead:
-    """The end of a chain: the number of events written (also the last ``seq``) and the hash of the last one."""
-
-    seq: int = 0
-    hash: str = GENESIS
-    sealed: bool = False
+_HELD_LIMIT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +57,6 @@ class Context:
         """Return the fields that are set, by name."""
         found = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in found if value is not None}
-
-
-class SealedHead(NamedTuple):
-    """One entry of ``heads``: the last event of a sealed chain, written ``producer:seq:hash``."""
-
-    producer: str
-    seq: int
-    hash: str
-
-
-def format_head(producer: Producer, head: ChainHead) -> str:
-    """Return the ``heads`` entry for the chain of ``producer`` that ended at ``head``."""
-    return f"{producer}:{head.seq}:{head.hash}"
-
-
-def parse_head(text: str) -> SealedHead:
-    """Return the parts of a ``heads`` entry; raises ``ValueError``."""
-    producer, seq, digest = text.split(":")
-    parsed = SealedHead(Producer(producer).value, int(seq), digest)
-    if f"{parsed.producer}:{parsed.seq}:{parsed.hash}" != text or len(digest) != len(GENESIS):
-        raise ValueError(text)
-    return parsed
 
 
 class ChainWriter:
@@ -122,8 +84,12 @@ class ChainWriter:
         if problem is not None:
             raise RecordError(f"this cannot be the context of a record: {problem}")
         self._base: Event = {"v": VERSION, "producer": self._producer.value, **own}
+        self._shapes = Shapes.of(self._base)
         head = start or ChainHead()
         self._seq, self._hash, self._sealed = head.seq, head.hash, head.sealed
+        self._written = (head.seq, head.hash)
+        self._held: list[bytes] = []
+        self._held_bytes = 0
         self._broken = False
         self._end = _appendable_size(fd)
         if (self._end == 0) != (self._seq == 0):
@@ -134,8 +100,13 @@ class ChainWriter:
 
     @property
     def head(self) -> ChainHead:
-        """Where the chain ends now."""
-        return ChainHead(self._seq, self._hash, self._sealed)
+        """Where the chain ends in the file: what is held does not count."""
+        return ChainHead(*self._written, self._sealed)
+
+    @property
+    def held(self) -> int:
+        """How many events wait for :meth:`flush` or the next :meth:`append`."""
+        return len(self._held)
 
     @property
     def broken(self) -> bool:
@@ -169,10 +140,34 @@ class ChainWriter:
         Raises :class:`RecordError`: if the event does not fit the schema or is longer than a line
         may be, the chain is as before; if it cannot be written, the chain is broken.
         """
-        self._refuse_if_closed()
-        if kind in _SEALS:
-            raise RecordError(f"not recorded: {kind} is written by seal() or append_sealed_rollout()")
-        return self._write(kind, trust, verdict, severity, time_ns, {**dotted, **fields})
+        return self._add(kind, dotted, fields, trust, verdict, severity, time_ns, hold=False)
+
+    def append_lazy(
+        self,
+        kind: str,
+        dotted: Mapping[str, Value] = MappingProxyType({}),
+        /,
+        *,
+        trust: Trust = Trust.OBSERVED,
+        verdict: EventVerdict = EventVerdict.OBSERVED,
+        severity: int = 0,
+        time_ns: int | None = None,
+        **fields: Value,
+    ) -> Event:
+        """Take one event as :meth:`append` does, but hold its line until the next one is written, or :meth:`flush`.
+
+        For what has happened already and nobody acts on, such as how a request ended. Whoever uses this flushes after
+        a while and at the end: a writer that is given up takes along what it holds. Raises :class:`RecordError` for
+        an event that does not fit, and, when so much is held that it is written now, as :meth:`append`.
+        """
+        return self._add(kind, dotted, fields, trust, verdict, severity, time_ns, hold=True)
+
+    def flush(self) -> None:
+        """Write what is held. Raises :class:`RecordError`, and then the chain is broken."""
+        if self._broken:
+            raise RecordError("the record broke earlier and takes no more events")
+        if self._held:
+            self._put(b"", (self._seq, self._hash))
 
     def append_sealed_rollout(self, rollout_id: str, heads: Mapping[Producer, ChainHead], **fields: Value) -> Event:
         """In a run chain, name all chains of a rollout with their last events; all must be sealed.
@@ -192,7 +187,7 @@ class ChainWriter:
             "heads": _formatted(heads),
             "count": sum(head.seq for head in heads.values()),
         }
-        return self._write("rollout.sealed", Trust.OBSERVED, EventVerdict.OBSERVED, 0, None, {**own, **fields})
+        return self._write("rollout.sealed", {**own, **fields})
 
     def seal(self, heads: Mapping[Producer, ChainHead] | None = None, **fields: Value) -> ChainHead:
         """Write the last line, with the number of lines as ``count``, and return the final head.
@@ -204,17 +199,18 @@ class ChainWriter:
         own: dict[str, Value] = {"count": self._seq + 1, **fields}
         if heads:
             own["heads"] = _formatted(heads)
-        self._write(self._seal_kind, Trust.OBSERVED, EventVerdict.OBSERVED, 0, None, own)
+        self._write(self._seal_kind, own)
         self._sealed = True
         if self._run_scope:
             self.sync()
         return self.head
 
     def sync(self) -> None:
-        """Wait until the disk has what was written.
+        """Write what is held, and wait until the disk has it all.
 
         Raises :class:`RecordError`, and then the chain is broken.
         """
+        self.flush()
         try:
             os.fdatasync(self._fd)
         except OSError as error:
@@ -233,47 +229,81 @@ class ChainWriter:
         if self._sealed:
             raise RecordError("the record is sealed and takes no more events")
 
-    def _write(
+    def _add(
         self,
         kind: str,
+        dotted: Mapping[str, Value],
+        fields: dict[str, Value],
         trust: Trust,
         verdict: EventVerdict,
         severity: int,
         time_ns: int | None,
-        fields: Mapping[str, Value],
+        *,
+        hold: bool,
     ) -> Event:
-        own = _clean_fields(fields)
-        problem = field_problem(kind, own)
-        if problem is not None:
-            raise RecordError(f"not recorded: {problem}")
+        self._refuse_if_closed()
+        if kind in _SEALS:
+            raise RecordError(f"not recorded: {kind} is written by seal() or append_sealed_rollout()")
+        own = {**dotted, **fields} if dotted else fields
+        return self._write(kind, own, trust, verdict, severity, time_ns, hold=hold)
+
+    def _write(
+        self,
+        kind: str,
+        fields: Event,
+        trust: Trust = Trust.OBSERVED,
+        verdict: EventVerdict = EventVerdict.OBSERVED,
+        severity: int = 0,
+        time_ns: int | None = None,
+        *,
+        hold: bool = False,
+    ) -> Event:
+        key = key_of(kind, fields)
+        own, shape = fields, self._shapes.get(key)
+        if shape is None or not shape.holds(fields):
+            own = _clean_fields(fields)
+            problem = field_problem(kind, own)
+            if problem is not None:
+                raise RecordError(f"not recorded: {problem}")
+            shape = self._shapes.learn(key, fields, own)
         if type(severity) is not int or not 0 <= severity <= MAX_SEVERITY:
             raise RecordError(f"not recorded: severity {severity!r} is not between 0 and {MAX_SEVERITY}")
         now = self._clock_ns()
-        event: Event = {
-            **self._base,
-            "id": uuid7(now),
-            "time": str(now if time_ns is None else time_ns),
-            "observed": str(now),
-            "seq": self._seq + 1,
-            "trust": Trust(trust).value,
-            "kind": kind,
-            "severity": severity,
-            "verdict": EventVerdict(verdict).value,
-            "prev": self._hash,
-            **own,
-        }
-        body = canonical(event)
+        event: Event = {**shape.blank, **self._base, **own}
+        event["id"] = uuid7(now)
+        event["observed"] = str(now)
+        event["time"] = event["observed"] if time_ns is None else str(time_ns)
+        event["seq"] = self._seq + 1
+        event["trust"] = trust.value if type(trust) is Trust else Trust(trust).value
+        event["kind"] = kind
+        event["severity"] = severity
+        event["verdict"] = verdict.value if type(verdict) is EventVerdict else EventVerdict(verdict).value
+        event["prev"] = self._hash
+        try:
+            body = canonical_of_sorted(event)
+        except UnicodeEncodeError:
+            event.update(_clean_fields(own))
+            body = canonical_of_sorted(event)
         digest = chain_hash(self._hash, body)
         line = to_line(body, digest)
         if len(line) > LINE_LIMIT_BYTES:
             raise RecordError(f"not recorded: a {kind} event of {len(line)} bytes is longer than a line may be")
-        self._put(line)
+        if hold and self._held_bytes + len(line) <= _HELD_LIMIT_BYTES:
+            self._held.append(line)
+            self._held_bytes += len(line)
+        else:
+            self._put(line, (self._seq + 1, digest))
         self._seq += 1
         self._hash = digest
         event["hash"] = digest
         return event
 
-    def _put(self, line: bytes) -> None:
+    def _put(self, line: bytes, head: tuple[int, str]) -> None:
+        """Write what is held and ``line``; then the file ends at ``head``."""
+        if self._held:
+            line = b"".join((*self._held, line))
+            self._held.clear()
+            self._held_bytes = 0
         try:
             written = os.write(self._fd, line)
             why = f"only {written} of {len(line)} bytes were written"
@@ -281,6 +311,7 @@ class ChainWriter:
             written, why = -1, str(error.strerror)
         if written == len(line):
             self._end += written
+            self._written = head
             return
         self._broken = True
         try:
@@ -288,59 +319,6 @@ class ChainWriter:
         except OSError as error:
             why += f"; and the torn line stays: {error.strerror}"
         raise RecordError(f"the record cannot be written: {why}", hint="free space where the run directory lies")
-
-
-def recover_head(path: Path) -> ChainHead:
-    """Return where the chain in ``path`` ends, after its writer died; a torn last line is cut off.
-
-    A torn line was never acted on, since its writer had not got to know that it was written. Reads
-    only the end of the file: whether everything before is sound, :func:`verify_run` tells. Raises
-    :class:`RecordError` if the file is not a regular file or its last whole line is no sound event.
-    """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be opened: {error.strerror}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RecordError(f"{path}: not a regular file")
-        return _recover(fd, path)
-    finally:
-        os.close(fd)
-
-
-def _recover(fd: int, path: Path) -> ChainHead:
-    size = os.fstat(fd).st_size
-    # Enough for a torn line after a whole one, each as long as a line may be.
-    start = max(0, size - 2 * LINE_LIMIT_BYTES - 1)
-    tail = os.pread(fd, size - start, start)
-    whole = tail[: tail.rfind(b"\n") + 1]
-    if start and not whole:
-        raise RecordError(f"{path}: the last line is longer than a line may be")
-    if len(whole) < len(tail):
-        os.ftruncate(fd, start + len(whole))
-    if not whole:
-        return ChainHead()
-    line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
-    try:
-        event = decode(line)
-    except ValueError as error:
-        raise RecordError(f"{path}: the last line is not JSON: {error}") from error
-    digest = str(event.pop("hash", ""))
-    prev, seq = event.get("prev"), event.get("seq")
-    problem = event_problem({**event, "hash": digest})
-    if problem is None and chain_hash(str(prev), canonical(event)) != digest:
-        problem = "its hash is wrong"
-    if problem is not None or type(seq) is not int:
-        raise RecordError(f"{path}: the last line is no sound event: {problem}")
-    return ChainHead(seq, digest, is_seal(event))
-
-
-def is_seal(event: Mapping[str, object]) -> bool:
-    """Return whether ``event`` says that it is the last of its chain."""
-    if event.get("rollout_id") == RUN_SCOPE:
-        return event.get("kind") == "run.sealed"
-    return event.get("kind") == "rollout.sealed"
 
 
 def _formatted(heads: Mapping[Producer, ChainHead]) -> list[str]:

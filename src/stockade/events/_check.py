@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stockade.events._chain import ChainHead, is_seal
 from stockade.events._files import ChainName
+from stockade.events._head import ChainHead, is_seal
 from stockade.events._line import GENESIS, canonical, chain_hash, decode, to_line
 from stockade.events._schema import Event
 from stockade.events._validate import event_problem

@@ -12,9 +12,9 @@ there is exactly one line for an event, a verifier can demand it byte for byte.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
+from hashlib import sha256
 
 import msgspec
 
@@ -29,7 +29,13 @@ LINE_LIMIT_BYTES = 1 << 20
 canonical = msgspec.json.Encoder(order="deterministic").encode
 """Return the RFC 8785 form of an event; raises ``UnicodeEncodeError`` on a lone surrogate."""
 
+canonical_of_sorted = msgspec.json.Encoder().encode
+"""Return the same, in half the time, for a dict whose keys are in order already."""
+
 _decode = msgspec.json.Decoder(dict[str, int | str | bool | list[str] | None]).decode
+
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+"""A digit of chance with the two bits of the variant set (RFC 9562 section 4.1)."""
 
 _NOT_PLAIN = re.compile("[\x7f-\U0010ffff]")
 
@@ -40,7 +46,7 @@ def chain_hash(prev: str, body: bytes) -> str:
     ``prev`` is ASCII where a writer left it; a verifier passes whatever an editor put there, which must end as a wrong
     hash and not as an exception.
     """
-    return hashlib.sha256(prev.encode("utf-8") + body).hexdigest()
+    return sha256(prev.encode("utf-8") + body).hexdigest()
 
 
 def to_line(body: bytes, digest: str) -> bytes:
@@ -60,11 +66,8 @@ def _escape(match: re.Match[str]) -> str:
 
 def uuid7(time_ns: int) -> str:
     """Return a UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 bits of chance."""
-    value = (time_ns // 1_000_000 & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    digits = f"{value:032x}"
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    stamp, chance = f"{time_ns // 1_000_000 & 0xFFFF_FFFF_FFFF:012x}", os.urandom(10).hex()
+    return f"{stamp[:8]}-{stamp[8:]}-7{chance[1:4]}-{_VARIANT[chance[4]]}{chance[5:8]}-{chance[8:]}"
 
 
 def decode(line: bytes) -> Event:

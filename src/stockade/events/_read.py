@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stockade.errors import RecordError
-from stockade.events._chain import is_seal
 from stockade.events._files import (
     EVENTS_DIR,
     RUN_CHAIN,
@@ -27,6 +26,7 @@ from stockade.events._files import (
     open_run,
     parse_chain_name,
 )
+from stockade.events._head import is_seal
 from stockade.events._line import LINE_LIMIT_BYTES, decode
 from stockade.events._schema import Event
 

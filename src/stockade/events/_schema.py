@@ -174,6 +174,10 @@ _FIELDS: dict[str, frozenset[type]] = {
     "tls.client.server_name": _STR_OR_NONE,
     "tls_ech": _BOOL,
     "service": _STR_OR_NONE,
+    "way": _STR,
+    "handling": _STR,
+    "dns.question.name": _STR_OR_NONE,
+    "dns.question.type": _STR,
     "connection_id": _INT,
     "request_id": _STR,
     "request_headers_bytes": _INT,
@@ -204,7 +208,7 @@ _FIELDS: dict[str, frozenset[type]] = {
 _ANY_KIND = "rule truncated full_bytes detail"
 _REQUEST = (
     "url.scheme query_bytes query_sha256 network.peer.address network.peer.port tls.client.server_name "
-    "tls_ech service connection_id request_headers_bytes bytes_out bytes_in dns_ns count"
+    "tls_ech service way handling source connection_id request_headers_bytes bytes_out bytes_in dns_ns count"
 )
 _CONTROL = "person source scope target latency_ns rollouts evidence"
 
@@ -247,6 +251,7 @@ _TABLE: dict[str, tuple[str, str]] = {
         _REQUEST,
     ),
     "net.connect": ("server.address server.port reason", _REQUEST),
+    "net.dns": ("dns.question.name reason", "dns.question.type network.peer.address count"),
     "net.end": (
         "reason",
         "request_id connection_id server.address server.port network.peer.address http.response.status_code "

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from stockade.events._chain import ChainHead, parse_head
 from stockade.events._check import ChainCheck
 from stockade.events._files import (
     EVENTS_DIR,
@@ -32,6 +31,7 @@ from stockade.events._files import (
     open_run,
     parse_chain_name,
 )
+from stockade.events._head import ChainHead, parse_head
 from stockade.events._line import LINE_LIMIT_BYTES
 from stockade.events._schema import Event, Producer
 from stockade.ids import RUN_SCOPE, parse_rollout_id
