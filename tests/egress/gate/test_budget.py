@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stockade.egress.gate import Budget, Limits, Reason
+from stockade.egress.gate import BUDGET_CELLS, Account, Budget, Limits, Reason, RuleLimits
 
 LIMITS = Limits(requests_per_minute=6, connections=2, bytes_out=1000, bytes_in=5000, bytes_out_per_request=300)
 
@@ -108,18 +106,20 @@ def test_bytes_in():
 
 
 def test_a_worker_goes_on_where_another_ended():
-    first = Budget(LIMITS, now=50.0)
+    cells = [0] * BUDGET_CELLS
+    first = Budget(LIMITS, now=50.0, cells=cells)
     assert taken(first, 50.0) == 6
     first.open_connection()
     first.meter(tunnel=True).out(999)
     first.meter().into(10)
-    state = json.loads(json.dumps(first.export()))
-    second = Budget(LIMITS, now=51.0, state=state)
+    first.decided(denied=False)
+    first.decided(denied=True)
+    second = Budget(LIMITS, now=51.0, cells=cells)
     assert (second.bytes_out, second.bytes_in, second.connections) == (999, 10, 0)
+    assert (second.requests, second.denied) == (2, 1)
     assert taken(second, 51.0) == 0, "a restart refills nothing"
     assert second.meter().out(2) is Reason.BYTES_OUT_EXCEEDED
     assert taken(second, 60.0) == 1
-    assert second.export().keys() == state.keys()
 
 
 def test_clock_that_went_back_mints_nothing():
@@ -130,21 +130,71 @@ def test_clock_that_went_back_mints_nothing():
 
 
 @pytest.mark.parametrize(
-    "state",
+    "cells",
     [
-        {},
-        {"credit": 1, "stamp_us": 0, "bytes_out": 0},
-        {"credit": 1, "stamp_us": 0, "bytes_out": 0, "bytes_in": 0, "more": 0},
-        {"credit": 1, "stamp_us": 0, "bytes_out": -1, "bytes_in": 0},
-        {"credit": 1, "stamp_us": 0, "bytes_out": 0.5, "bytes_in": 0},
-        {"credit": True, "stamp_us": 0, "bytes_out": 0, "bytes_in": 0},
+        [],
+        [1] * (BUDGET_CELLS - 1),
+        [0, 1, 0, 0, 0, 0, 0, 0],
+        [2, 1, 0, 0, 0, 0, 0, 0],
+        [1, -1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, -1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, -1],
     ],
 )
-def test_damaged_state_is_refused(state):
-    with pytest.raises(ValueError, match="state"):
-        Budget(LIMITS, now=0.0, state=state)
+def test_damaged_cells_are_refused(cells):
+    with pytest.raises(ValueError, match="cells"):
+        Budget(LIMITS, now=0.0, cells=cells)
 
 
-def test_state_cannot_hold_more_than_a_full_bucket():
-    full = {"credit": 10**15, "stamp_us": 0, "bytes_out": 0, "bytes_in": 0}
-    assert taken(Budget(LIMITS, now=0.0, state=full), 0.0) == 6
+def test_cells_cannot_hold_more_than_a_full_bucket():
+    assert taken(Budget(LIMITS, now=0.0, cells=[1, 10**15, 0, 0, 0, 0, 0, 0]), 0.0) == 6
+
+
+def account(limits, **more):
+    return Account(limits, [0] * BUDGET_CELLS, now=0.0, **more)
+
+
+def test_a_rule_has_an_account_of_its_own():
+    rule = account(RuleLimits(requests_per_minute=2, connections=1, bytes_out=50, bytes_in=70))
+    budget = Budget(LIMITS, now=0.0, rules=(rule,))
+    assert budget.take_of_rule(-1, 0.0) is None
+    assert [budget.take_of_rule(0, 0.0) for _ in range(3)] == [None, None, Reason.RATE_LIMITED]
+    assert budget.retry_after_s(0.0, 0) == 30
+    assert budget.take_of_rule(0, 30.0) is None
+    rule.open_connection()
+    assert budget.take_of_rule(0, 90.0) is Reason.TOO_MANY_CONNECTIONS
+    rule.close_connection()
+    meter = budget.meter(limited=0)
+    assert (meter.left_out, meter.left_in) == (50, 70)
+    assert meter.exceeded is Reason.BYTES_OUT_EXCEEDED
+    assert meter.out(50) is None
+    assert meter.out(1) is Reason.BYTES_OUT_EXCEEDED
+    assert meter.into(71) is Reason.BYTES_IN_EXCEEDED
+    assert budget.meter().left_out == 300, "other rules are not bound by it"
+
+
+def test_all_rollouts_of_a_run_share_an_account():
+    cells, live = [0] * BUDGET_CELLS, [0, 0]
+    limits = RuleLimits(requests_per_minute=3, connections=2, bytes_out=100, bytes_in=None)
+    one, two = (
+        Budget(LIMITS, now=0.0, run=Account(limits, cells, now=0.0, live=live, place=place)) for place in range(2)
+    )
+    assert [one.take_request(0.0), two.take_request(0.0), one.take_request(0.0)] == [None, None, None]
+    assert two.take_request(0.0) is Reason.RATE_LIMITED
+    assert two.retry_after_s(0.0) == 20
+    assert taken(two, 60.0) == 3, "what the run refused is not taken from the rollout"
+    assert [one.open_connection(), two.open_connection()] == [None, None]
+    assert one.open_connection() is Reason.TOO_MANY_CONNECTIONS
+    two.close_connection()
+    assert one.open_connection() is None
+    assert one.meter().out(90) is None
+    assert two.meter().left_out == 10
+    assert two.meter().out(11) is Reason.BYTES_OUT_EXCEEDED
+    assert two.meter().left_in == 5000
+
+
+def test_an_account_without_limits_only_counts():
+    free = account(RuleLimits())
+    assert (free.left_out, free.left_in, free.full) == (None, None, False)
+    assert all(free.take_request(0.0) for _ in range(1000))
+    assert free.retry_after_s(0.0) == 1

@@ -97,10 +97,14 @@ CONNECTS = [
     ("denied_below_wildcard", "bad.wild.example", 443, Reason.DENIED_BY_RULE),
     ("denied_port", "both.example", 80, Reason.DENIED_BY_RULE),
     ("open_port", "both.example", 443, ALLOWED),
-    ("deny_with_paths_cannot_be_held_in_a_tunnel", "x.forge.example", 443, INSPECT),
+    ("no_tunnel_where_only_requests_are_allowed", "x.forge.example", 443, PORT),
+    ("deny_with_paths_cannot_be_held_in_a_tunnel", "x.forge.example", 80, INSPECT),
     ("service_by_tunnel", "model.stockade.internal", 8000, INSPECT),
     ("service_unknown", "other.stockade.internal", 443, HOST),
     ("service_zone", "stockade.internal", 443, HOST),
+    ("no_service_zone", "xstockade.internal", 443, HOST),
+    ("no_localhost", "xlocalhost", 443, HOST),
+    ("below_no_localhost", "localhost.example", 443, HOST),
 ]
 
 
@@ -224,8 +228,8 @@ def test_egress_case_091_no_rules_allow_nothing():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ('"version":1', '"version":2'),
-        ('"version":1', '"version":1,"more":true'),
+        ('"version":2', '"version":1'),
+        ('"version":2', '"version":2,"more":true'),
         ('"idle_s":', '"idle":'),
         ('"ports":[443]', '"ports":null'),
         ('"ports":[443]', '"ports":[]'),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stockade.egress.gate import (
@@ -21,6 +23,11 @@ from stockade.egress.gate import (
     render_response_head,
     safe_text,
 )
+from stockade.egress.gate._fields import KINDS
+from stockade.egress.gate._fields import kind_of as request_kind
+from stockade.egress.gate._head import split_fields
+from stockade.egress.gate._response import KINDS as RESPONSE_KINDS
+from stockade.egress.gate._response import kind_of as response_kind
 
 LIMITS = HeadLimits()
 GOOD = (
@@ -107,6 +114,43 @@ def test_response_head(raw, method):
     assert (again.framing, again.length, again.interim) == (head.framing, head.length, head.interim)
     if head.framing is not Framing.UNTIL_CLOSE:
         assert render_response_head(again) == written
+
+
+# The grammar of RFC 9112 section 5 as one pattern: the parser cuts at line ends instead, and must mean the same.
+FIELD_LINES = re.compile(rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00-\x08\x0a-\x1f\x7f]*\r\n)*\r\n")
+LINE_PIECES = st.sampled_from([b"Accept", b"X-A", b":", b": ", b"b", b"\r\n", b"\r\n\r\n", b"\r", b"\n", b" ", b"\t", b"\0", b"\x1f", b"\x7f",
+                               b"\xe9", b"(", b"Host", b"Accept: */*\r\n", b"X_B: 1\r\n", b"\x0b", b"\x85"])  # fmt: skip
+
+
+def kind(key):
+    """Tell, keep and tell, or keep, by the first letter."""
+    return {b"x": 1, b"h": -1}.get(key[:1], 0)
+
+
+@settings(max_examples=500)
+@given(st.lists(LINE_PIECES, max_size=10).map(b"".join), st.booleans())
+def test_header_lines_are_those_of_the_grammar(block, ended):
+    block += b"\r\n\r\n" if ended else b""
+    for upstream in (False, True):
+        found = attempt(split_fields, b"start\r\n" + block, 7, LIMITS, {b"Accept": 0}, kind, upstream=upstream)
+        if FIELD_LINES.fullmatch(block):
+            assert not isinstance(found, Malformed)
+            lines = [line.partition(b":") for line in block.split(b"\r\n")[:-2]]
+            fields = [(kind(name.lower()), name, value.strip(b" \t")) for name, _, value in lines]
+            assert found[0] == [(name, value) for one, name, value in fields if one <= 0]
+            assert found[1] == [(one, name.lower(), value) for one, name, value in fields if one]
+        else:
+            assert isinstance(found, Malformed)
+            assert found.status == (502 if upstream else 400)
+
+
+@given(st.binary(max_size=30) | st.from_regex(rb"[A-Za-z_-]{1,30}", fullmatch=True))
+def test_names_known_by_their_spelling_are_no_others(name):
+    """The table of usual names is a shortcut, never another answer."""
+    for table, of in ((KINDS, request_kind), (RESPONSE_KINDS, response_kind)):
+        for spelling in (name, name.title(), name.lower()):
+            assert table.get(spelling, of(spelling.lower())) == of(spelling.lower())
+        assert all(found == of(spelling.lower()) for spelling, found in table.items())
 
 
 HOSTILE = st.sampled_from([b".", b"..", b"-", b"_", b"[", b"]", b"::", b":", b"0", b"1", b"255", b"0x7f", b"a", b"B", b"xn--", b"\0",

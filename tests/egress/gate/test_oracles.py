@@ -17,7 +17,10 @@ from stockade.egress.gate import (
     Framing,
     HeadLimits,
     Malformed,
+    Origin,
+    Way,
     parse_head,
+    parse_host,
     parse_response_head,
     render_request_head,
     render_response_head,
@@ -149,6 +152,50 @@ def test_request_that_passes_means_the_same_to_both(raw):
             ]
             assert kept == fields(head.headers)
     assert other.keep_alive
+
+
+ORIGIN = Origin(Way.TLS, "https", parse_host(b"a.com"), 443)
+BOUND_TARGETS = mostly(
+    st.sampled_from([b"/", b"/?x", b"/a%20b?c=d", b"/a//b;c", b"//a.com/x", b"/~x", b"https://a.com/y"]),
+    st.sampled_from([b"*", b"a.com:443", b"/../x", b"/a b", b"/\xff", b"http://a.com/", b"https://evil.com/"]),
+)
+
+
+@settings(max_examples=400)
+@given(
+    st.builds(
+        lambda method, target, version, host, lines, ending: ending.join(
+            [b"%b %b HTTP/%b" % (method, target, version), *host, *lines, b"", b""]
+        ),
+        st.sampled_from([b"GET", b"POST", b"HEAD", b"CONNECT"]),
+        BOUND_TARGETS,
+        mostly(st.just(b"1.1"), st.sampled_from([b"1.0", b"2.0"])),
+        mostly(st.sampled_from([[b"Host: a.com"], [b"host: A.COM:443"]]), st.sampled_from([[], [b"Host: evil.com"]])),
+        LINES,
+        ENDINGS,
+    )
+)
+def test_request_inside_a_tunnel_that_passes_means_the_same_to_both(raw):
+    """What is written towards the origin of an inspected connection (case 78)."""
+    try:
+        head = parse_head(raw, LIMITS, ORIGIN)
+    except Malformed:
+        return
+    body = BODIES[head.framing][: head.length] if head.framing is Framing.LENGTH else BODIES[head.framing]
+    data = body if head.framing is Framing.LENGTH else b"".join(ChunkedReader().feed(body)) if body else b""
+    sent = render_request_head(head)
+    event, h11_body, whole = by_h11(sent + body)
+    other = Llhttp(httptools.HttpRequestParser, sent + body)
+    target = head.request.path + ("" if head.request.query is None else f"?{head.request.query}")
+    assert isinstance(event, h11.Request)
+    assert (event.method, event.target) == (head.request.method.encode(), target.encode())
+    assert (other.method, other.url) == (event.method, event.target)
+    assert (h11_body, whole, other.body, other.whole) == (data, True, data, True)
+    assert dict(event.headers)[b"host"] == b"a.com"
+    assert fields(other.headers) == fields(event.headers)
+    if other.url.startswith(b"//"):
+        return  # httptools takes it for an authority; the origin's own Host is what counts
+    assert httptools.parse_url(other.url).host is None
 
 
 @given(

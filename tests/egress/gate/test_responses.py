@@ -192,3 +192,58 @@ def test_answer_variants():
     assert b"Retry-After: 7\r\n" in error_response(429, Reason.RATE_LIMITED, retry_after_s=7)
     for fixed in (CONTINUE, ESTABLISHED):
         assert parse_response_head(fixed, LIMITS, method="HEAD").size_bytes == len(fixed)
+
+
+SWITCH = (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+
+
+def switch(*fields, upgrade=True, version=b"1.1"):
+    raw = head(*fields, status=b"101 Switching Protocols", version=version)
+    return parse_response_head(raw, LIMITS, method="GET", upgrade=upgrade)
+
+
+def test_egress_case_082_switch_that_was_asked_for():
+    parsed = switch(*SWITCH)
+    assert (parsed.status, parsed.interim, parsed.framing, parsed.headers) == (
+        101,
+        False,
+        Framing.NONE,
+        ((b"Sec-WebSocket-Accept", b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo="),),
+    )
+    assert render_response_head(parsed) == (
+        b"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n"
+        b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    )
+    assert switch(b"connection: keep-alive, UPGRADE", b"upgrade: WebSocket").status == 101
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (),
+        (b"Upgrade: websocket",),
+        (b"Connection: Upgrade",),
+        (b"Connection: close", b"Upgrade: websocket"),
+        (b"Connection: Upgrade", b"Upgrade: h2c"),
+        (b"Connection: Upgrade", b"Upgrade: websocket, h2c"),
+        (b"Connection: Upgrade", b"Upgrade: websocket", b"Upgrade: websocket"),
+        (*SWITCH, b"Content-Length: 0"),
+        (*SWITCH, b"Transfer-Encoding: chunked"),
+    ],
+)
+def test_egress_case_082_switch_to_something_else(fields):
+    with pytest.raises(Malformed) as caught:
+        switch(*fields)
+    assert (caught.value.reason, caught.value.status) == (Reason.UPSTREAM_MALFORMED, 502)
+
+
+def test_egress_case_060_switch_that_nobody_asked_for():
+    for fields, more in ((SWITCH, {"upgrade": False}), (SWITCH, {"version": b"1.0"})):
+        with pytest.raises(Malformed):
+            switch(*fields, **more)
+
+
+def test_an_answer_to_an_upgrade_may_be_an_ordinary_one():
+    raw = head(b"Upgrade: websocket", b"Content-Length: 2", status=b"426 Upgrade Required")
+    parsed = parse_response_head(raw, LIMITS, method="GET", upgrade=True)
+    assert (parsed.status, parsed.length, parsed.dropped) == (426, 2, ("upgrade",))

@@ -12,12 +12,18 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 """Sent for an allowed and dialled CONNECT."""
 
+TLS_ACCESS_DENIED: Final = b"\x15\x03\x03\x00\x02\x02\x31"
+"""A fatal ``access_denied`` alert (RFC 8446 section 6.2) in a record of its own: all that a TLS client understands
+before its handshake."""
+
 _PHRASES: Final = {
     400: "Bad Request",
     403: "Forbidden",
     408: "Request Timeout",
     413: "Content Too Large",
+    414: "URI Too Long",
     417: "Expectation Failed",
+    421: "Misdirected Request",
     429: "Too Many Requests",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
@@ -34,6 +40,9 @@ _STATUS: Final = {
     Reason.MALFORMED_BODY: 400,
     Reason.UNSUPPORTED_SCHEME: 400,
     Reason.UNSUPPORTED_CODING: 501,
+    Reason.UNSUPPORTED_COMMAND: 501,
+    Reason.HOST_MISMATCH: 421,
+    Reason.QUERY_TOO_LARGE: 414,
     Reason.HEADER_TOO_LARGE: 431,
     Reason.TOO_MANY_HEADERS: 431,
     Reason.HEADER_TIMEOUT: 408,
@@ -46,6 +55,10 @@ _STATUS: Final = {
     Reason.UPSTREAM_FAILED: 502,
     Reason.UPSTREAM_MALFORMED: 502,
     Reason.UPSTREAM_CLOSED: 502,
+    Reason.UPSTREAM_TLS: 502,
+    Reason.NOT_RECORDED: 504,
+    Reason.STORE_FULL: 503,
+    Reason.STORE_FAILED: 503,
     Reason.RECORD_FAILED: 503,
     Reason.INTERNAL_ERROR: 500,
 }
@@ -72,7 +85,7 @@ def error_response(
     """Return a small complete answer with ``X-Stockade-Reason`` and a text body.
 
     429 always has Retry-After. ``body=False`` leaves the body out (for HEAD). ``status`` is one of 400, 403, 408,
-    413, 417, 429, 431, 500-504; anything else is a ValueError, so 407 cannot be sent.
+    413, 414, 417, 421, 429, 431, 500-504; anything else is a ValueError, so 407 cannot be sent.
     """
     if status not in _PHRASES:
         raise ValueError(f"{status} is not a status of this proxy")

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from stockade.egress.gate._address import Address, Cidr
-from stockade.egress.gate._reason import Reason, Verdict
+from stockade.egress.gate._reason import Reason
+from stockade.egress.gate._verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -8,6 +8,7 @@ there is none: lines end in CRLF, no folding, no space before the colon, no cont
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -18,12 +19,12 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
 VALUE = rb"[^\x00-\x08\x0a-\x1f\x7f]*"
-_FIELD = re.compile(rb"(" + TOKEN + rb"):(" + VALUE + rb")\r\n")
-_FIELDS = re.compile(rb"(?:" + TOKEN + rb":" + VALUE + rb"\r\n)*+\r\n")
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,14}")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _TCHAR = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _TOKEN = re.compile(TOKEN)
+_LINE = re.compile(TOKEN + rb":" + VALUE)
+_CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n")) + b"\x7f"
 _SHOWN = 64
 
 HOP_BY_HOP = frozenset(
@@ -68,34 +69,74 @@ def find_end(buffer: bytes | bytearray, limits: HeadLimits, scanned: int, *, ups
     return None if blank < 0 else blank + 4
 
 
-def split_fields(raw: bytes, start: int, limits: HeadLimits, *, upstream: bool) -> list[tuple[bytes, bytes]]:
-    """Return the header lines of a whole head from ``start`` on, values not yet trimmed."""
+KEPT = 0
+"""The kind of a field that is forwarded as it is. Positive kinds are told instead, negative ones are told as well."""
+
+Field = tuple[bytes, bytes]
+
+
+def split_fields(
+    raw: bytes,
+    start: int,
+    limits: HeadLimits,
+    kinds: Mapping[bytes, int],
+    kind_of: Callable[[bytes], int],
+    *,
+    upstream: bool,
+) -> tuple[list[Field], list[tuple[int, bytes, bytes]]]:
+    """Return the header lines of a whole head from ``start`` on: what is kept, and what is told by its kind.
+
+    ``kinds`` knows the usual names in their usual spellings, which need no look at their characters; ``kind_of`` is
+    asked for any other, in lower case. Values are trimmed, names that are told in lower case.
+    """
     if len(raw) > limits.header_bytes:
         detail = f"head over {limits.header_bytes} bytes"
         raise fault(detail, upstream=upstream, reason=Reason.HEADER_TOO_LARGE, status=431)
-    if not _FIELDS.fullmatch(raw, start):
-        raise fault(_bad_line(raw, start), upstream=upstream)
-    fields: list[tuple[bytes, bytes]] = _FIELD.findall(raw, start)
-    if len(fields) > limits.header_count:
+    block = raw[start:]
+    lines = block.split(b"\r\n")
+    ends = len(lines) - 1
+    # Every CR and every LF is half of a line's end, and there is no other control character.
+    if block[-4:] != b"\r\n\r\n"[-len(block) :] or block.count(b"\r") != ends or block.count(b"\n") != ends:
+        raise fault(_bad_line(lines), upstream=upstream)
+    if len(block.translate(None, _CONTROLS)) != len(block):
+        raise fault(_bad_line(lines), upstream=upstream)
+    if ends - 1 > limits.header_count:
         detail = f"over {limits.header_count} header lines"
         raise fault(detail, upstream=upstream, reason=Reason.TOO_MANY_HEADERS, status=431)
-    return fields
+    del lines[-2:]
+    kept: list[Field] = []
+    special: list[tuple[int, bytes, bytes]] = []
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        kind = kinds.get(name)
+        if kind is None:
+            if not _TOKEN.fullmatch(name):
+                raise fault(_bad_line(lines), upstream=upstream)
+            kind = kind_of(name.lower())
+        if not colon:
+            raise fault(_bad_line(lines), upstream=upstream)
+        value = value.strip(b" \t")
+        if kind <= KEPT:
+            kept.append((name, value))
+        if kind != KEPT:
+            special.append((kind, name.lower(), value))
+    return kept, special
 
 
-def _bad_line(raw: bytes, start: int) -> str:
+def _bad_line(lines: list[bytes]) -> str:
     """Say which line of a head is no header line."""
-    position = start
-    while match := _FIELD.match(raw, position):
-        position = match.end()
-    line = raw[position:].partition(b"\n")[0]
-    if raw[position : position + 2] == b"\r\n":
-        return "bytes after the blank line"
-    if line[:1] in (b" ", b"\t"):
-        return "folded header line"
-    return f"not a header line: {safe_text(line, limit=_SHOWN)}"
+    for number, line in enumerate(lines, 1):
+        if _LINE.fullmatch(line):
+            continue
+        if not line:
+            return "bytes after the blank line" if any(lines[number:]) else "the blank line does not end the head"
+        if line[:1] in (b" ", b"\t"):
+            return "folded header line"
+        return f"not a header line: {safe_text(line, limit=_SHOWN)}"
+    return "a head without its end"
 
 
-def one(values: list[bytes], name: str, *, upstream: bool) -> bytes | None:
+def one(values: Sequence[bytes], name: str, *, upstream: bool) -> bytes | None:
     """Return the only value of a header, None without one; two are malformed even if equal (case 51)."""
     if len(values) > 1:
         raise fault(f"{name} twice", upstream=upstream)
@@ -103,7 +144,7 @@ def one(values: list[bytes], name: str, *, upstream: bool) -> bytes | None:
 
 
 def body_framing(
-    codings: list[bytes], lengths: list[bytes], version: int, *, upstream: bool
+    codings: Sequence[bytes], lengths: Sequence[bytes], version: int, *, upstream: bool
 ) -> tuple[Framing, int] | None:
     """Return what Transfer-Encoding and Content-Length say, None if there is neither (RFC 9112 section 6.3).
 
@@ -134,7 +175,7 @@ _NO_OPTIONS: frozenset[bytes] = frozenset()
 _USUAL = {text: frozenset({text.lower()}) for text in (b"keep-alive", b"Keep-Alive", b"close", b"Close")}
 
 
-def connection_options(values: list[bytes], *, upstream: bool) -> frozenset[bytes]:
+def connection_options(values: Sequence[bytes], *, upstream: bool) -> frozenset[bytes]:
     """Return the options of the Connection fields, in lower case (RFC 9110 section 7.6.1)."""
     if not values:
         return _NO_OPTIONS
@@ -147,5 +188,5 @@ def connection_options(values: list[bytes], *, upstream: bool) -> frozenset[byte
 
 
 def write_fields(headers: Headers) -> list[bytes]:
-    """Return the header lines, each with its CRLF."""
-    return [b"%b: %b\r\n" % field for field in headers]
+    """Return the header lines, without their ends."""
+    return [b": ".join(field) for field in headers]

@@ -1,4 +1,4 @@
-"""Rules compiled for look-up, and the decision itself (cases 17-22, 62, 63, 66, 69, 96).
+"""Rules compiled for look-up, and the decision itself (cases 17-22, 42, 43, 62, 63, 96).
 
 A host is found by one dictionary look-up for its exact name and one per label for the wildcards above it; nothing is
 scanned. Wildcards are keyed with their leading dot, so ``notallowed.com`` can never meet ``allowed.com`` (case 18).
@@ -6,133 +6,73 @@ scanned. Wildcards are keyed with their leading dot, so ``notallowed.com`` can n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from stockade.egress.gate._glob import compile_glob
-from stockade.egress.gate._host import parse_host
-from stockade.egress.gate._path import ambiguous, overrides_method
-from stockade.egress.gate._reason import Malformed, Reason, Verdict
-from stockade.egress.gate._request import Request, Way
+from stockade.egress.gate._compiled import (
+    LONG_LABEL,
+    NO_HOST,
+    NO_PORT,
+    Allowing,
+    Denying,
+    Refusal,
+    check,
+    label_of,
+    of_service,
+)
+from stockade.egress.gate._destination import Way
+from stockade.egress.gate._host import Host, parse_host
+from stockade.egress.gate._reason import Malformed, Reason
+from stockade.egress.gate._rule import Mode
+from stockade.egress.gate._verdict import Grant, Handling, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stockade.egress.gate._address import Address
+    from stockade.egress.gate._destination import Request
+    from stockade.egress.gate._rule import Rule, ServiceRule
 
 SERVICE_ZONE = "stockade.internal"
 _SERVICE_SUFFIX = "." + SERVICE_ZONE
 _LOCALHOST = "localhost"  # RFC 6761 section 6.3: it and all below it mean this host
 _LOCALHOST_SUFFIX = ".localhost"
-_TLS_PORT = 443
-
-
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host rule as plain values. None means any: methods, paths, and (deny rules only) ports."""
-
-    host: str
-    methods: tuple[str, ...] | None
-    paths: tuple[str, ...] | None
-    ports: tuple[int, ...] | None
-    line: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceRule:
-    """An internal endpoint: reached as ``http://<name>.stockade.internal:<port>``, dialled at ``address:port``."""
-
-    name: str
-    address: Address
-    port: int
-    methods: tuple[str, ...]
-    paths: tuple[str, ...]
-    line: int
-
-
-class _Refusal(NamedTuple):
-    """Why an allow rule does not take a request; the highest ``rank`` came closest and is told."""
-
-    rank: int
-    verdict: Verdict
-
-
-def _refusal(rank: int, reason: Reason) -> _Refusal:
-    return _Refusal(rank, Verdict(allowed=False, reason=reason))
-
+_RESERVED = (_LOCALHOST_SUFFIX, _SERVICE_SUFFIX)
+_CONNECT = "CONNECT"
+_HTTPS = "https"
+_BY_CONNECT = Way.CONNECT  # a look-up on an enum's class is slow
 
 _OWN = Verdict(allowed=False, reason=Reason.OWN_ADDRESS)
-_HOST = _refusal(0, Reason.HOST_NOT_ALLOWED)
-_PORT = _refusal(1, Reason.PORT_NOT_ALLOWED)
-_INSPECTION = _refusal(2, Reason.INSPECTION_REQUIRED)
-_METHOD = _refusal(3, Reason.METHOD_NOT_ALLOWED)
-_PATH = _refusal(4, Reason.PATH_NOT_ALLOWED)
-_CONNECT = Way.CONNECT  # a look-up on an enum's class is slow
+_OFF = Verdict(allowed=False, reason=Reason.EGRESS_OFF)
+_LEARN = Verdict(
+    True, Reason.ALLOWED, "learn", wildcard=True, handling=Handling.INSPECT, grant=Grant("learn", wildcard=True)
+)
+"""A look into a tunnel that no rule knows: it ends here, and what is asked for inside is denied by the rules."""
 
 
-class _Compiled:
-    """One rule, ready to be asked."""
+class Pattern:
+    """The rules of one host pattern. ``clear`` and ``secure`` hold those that take requests by ``http`` or ``https``."""
 
-    __slots__ = ("allowed", "denied", "inspect", "methods", "paths", "ports", "tunnel")
-
-    def __init__(
-        self,
-        label: str,
-        methods: tuple[str, ...] | None,
-        paths: tuple[str, ...] | None,
-        ports: tuple[int, ...] | None,
-        *,
-        fold: bool = False,
-        wildcard: bool = False,
-        pinned: Address | None = None,
-    ) -> None:
-        self.methods = None if methods is None else frozenset(methods)
-        self.paths = None if paths is None else tuple(compile_glob(glob, fold=fold) for glob in paths)
-        self.ports = None if ports is None else frozenset(ports)
-        self.tunnel = methods is None and paths is None
-        self.allowed = Verdict(True, Reason.ALLOWED, label, wildcard=wildcard, pinned=pinned)
-        self.denied = Verdict(False, Reason.DENIED_BY_RULE, label)
-        self.inspect = Verdict(False, Reason.INSPECTION_REQUIRED, label)
-
-    def refuses(self, request: Request) -> _Refusal | None:
-        """Return why this rule does not take a plain request to one of its ports, None if it does."""
-        methods, paths = self.methods, self.paths
-        if methods is not None:
-            if request.method not in methods:
-                return _METHOD
-            if request.query and overrides_method(request.query):
-                return _METHOD
-        if paths is not None:
-            path = request.path
-            if ambiguous(path) or not any(glob.fullmatch(path) for glob in paths):
-                return _PATH
-        return None
-
-    def meets(self, request: Request) -> bool:
-        """Say whether a deny rule meets a plain request to one of its ports; what is doubtful is met."""
-        methods, paths = self.methods, self.paths
-        if methods is not None and request.method not in methods:
-            return bool(request.query) and overrides_method(request.query or "")
-        if paths is not None and not ambiguous(request.path):
-            return any(glob.fullmatch(request.path) for glob in paths)
-        return True
-
-
-class _Hit:
-    """The rules of one host pattern."""
-
-    __slots__ = ("allow", "deny")
+    __slots__ = ("allow", "clear", "deny", "secure")
 
     def __init__(self) -> None:
-        self.allow: tuple[_Compiled, ...] = ()
-        self.deny: tuple[_Compiled, ...] = ()
+        self.allow: dict[int, tuple[Allowing, ...]] = {}
+        self.clear: dict[int, tuple[Allowing, ...]] = {}
+        self.secure: dict[int, tuple[Allowing, ...]] = {}
+        self.deny: tuple[Denying, ...] = ()
+
+    def add(self, ports: Iterable[int], rule: Allowing) -> None:
+        """Add an allow rule; a tcp rule takes no request that somebody parsed."""
+        for port in dict.fromkeys(ports):
+            tables = [self.allow]
+            if rule.raw is None:
+                tables += [self.secure, self.clear] if port in rule.clear_ports else [self.secure]
+            for table in tables:
+                table[port] = (*table.get(port, ()), rule)
 
 
 class Index:
     """The compiled form of a rollout's rules. Raises ValueError for a rule that is none."""
 
-    __slots__ = ("exact", "own_names", "services", "suffixes")
+    __slots__ = ("exact", "label_max", "learn", "live", "off", "own_names", "reserved", "services", "sight", "suffixes")
 
     def __init__(
         self,
@@ -140,22 +80,38 @@ class Index:
         deny: Iterable[Rule],
         services: Iterable[ServiceRule],
         own_names: frozenset[str],
+        *,
+        query_bytes: int = 4096,
+        label_max: int = 40,
+        mode: Mode = Mode.LIVE,
+        inspection: bool = False,
+        learn: bool = False,
     ) -> None:
-        self.exact: dict[str, _Hit] = {}
-        self.suffixes: dict[str, _Hit] = {}
+        self.exact: dict[str, Pattern] = {}
+        self.suffixes: dict[str, Pattern] = {}
         self.own_names = own_names | {_LOCALHOST}
-        self.services: dict[str, tuple[_Compiled, ...]] = {}
-        for rule in allow:
-            if not rule.ports:
-                raise ValueError(f"the allow rule for {rule.host} has no ports")
-            self._hit(rule).allow += (_compile("allow", rule),)
+        self.reserved = self.own_names | {SERVICE_ZONE}
+        self.services: dict[str, Pattern] = {}
+        self.label_max = label_max
+        self.live = mode is Mode.LIVE
+        self.off = mode is Mode.OFF
+        self.sight = inspection
+        self.learn = learn and inspection
+        rules = [(rule, self._pattern(rule)) for rule in allow]
+        guarded = {id(pattern) for rule, pattern in rules if rule.credential is not None}
+        limited = 0
+        for number, (rule, pattern) in enumerate(rules):
+            check(rule)
+            grant = _grant(rule, number, limited, guarded=id(pattern) in guarded)
+            limited += rule.limits is not None
+            pattern.add(rule.ports or (), Allowing(grant, rule, query_bytes))
         for rule in deny:
-            self._hit(rule).deny += (_compile("deny", rule),)
+            self._pattern(rule).deny += (Denying(label_of("deny", rule), rule),)
         for service in services:
-            name = service.name + _SERVICE_SUFFIX
-            self.services[name] = (*self.services.get(name, ()), _compile_service(service))
+            there = self.services.setdefault(service.name + _SERVICE_SUFFIX, Pattern())
+            there.add((service.port,), of_service(service, query_bytes))
 
-    def _hit(self, rule: Rule) -> _Hit:
+    def _pattern(self, rule: Rule) -> Pattern:
         name = rule.host.removeprefix("*.")
         try:
             wire = f"[{name}]" if ":" in name else name
@@ -163,100 +119,190 @@ class Index:
         except (Malformed, UnicodeError) as error:
             raise ValueError(f"not a host pattern: {rule.host!r}: {error}") from None
         if name == rule.host:
-            return self.exact.setdefault(host.text, _Hit())
+            return self.exact.setdefault(host.text, Pattern())
         if host.address is not None:
             raise ValueError(f"a wildcard over an address: {rule.host!r}")
-        return self.suffixes.setdefault("." + host.text, _Hit())
+        return self.suffixes.setdefault("." + host.text, Pattern())
 
-    def find(self, request: Request) -> list[_Hit]:
-        """Return the rules whose pattern matches, the exact name's first; addresses match exactly only."""
-        host = request.destination.host
-        name = host.text
+    def find(self, name: str) -> list[tuple[Pattern, int]]:
+        """Return the patterns that match a name or address, the exact one first.
+
+        With each comes how many bytes of the name its wildcard stands for (0: none).
+        """
         hit = self.exact.get(name)
-        hits = [] if hit is None else [hit]
+        hits = [] if hit is None else [(hit, 0)]
         suffixes = self.suffixes
-        if suffixes and host.address is None:
+        if suffixes:
+            # An address has no suffix in here: a pattern is never a number and has no colon.
             dot = name.find(".")
             while dot >= 0:
                 hit = suffixes.get(name[dot:])
                 if hit is not None:
-                    hits.append(hit)
+                    hits.append((hit, dot))
                 dot = name.find(".", dot + 1)
         return hits
 
+    def is_own(self, name: str) -> bool:
+        """Say whether a reserved name means this host (case 96); all others are services."""
+        return name in self.own_names or name.endswith(_LOCALHOST_SUFFIX)
 
-def _compile(kind: str, rule: Rule) -> _Compiled:
-    label = f"{kind} {rule.host} line {rule.line}" if rule.line else f"{kind} {rule.host}"
+    def long_label(self, name: str, stem: int) -> bool:
+        """Say whether a label that a wildcard stands for can carry more than names need (case 43)."""
+        most = self.label_max
+        return stem > most and max(map(len, name[:stem].split("."))) > most
+
+
+def _grant(rule: Rule, number: int, limited: int, *, guarded: bool) -> Grant:
     wildcard = rule.host.startswith("*.")
-    return _Compiled(label, rule.methods, rule.paths, rule.ports, fold=kind == "deny", wildcard=wildcard)
+    return Grant(
+        rule=label_of("allow", rule),
+        wildcard=wildcard,
+        index=number,
+        ech=rule.ech or ("deny" if wildcard else "log"),
+        websocket=rule.websocket,
+        credential=rule.credential,
+        strip_credentials=rule.strip_credentials,
+        store=rule.store,
+        read_only=rule.read_only,
+        limited=-1 if rule.limits is None else limited,
+        guarded=guarded,
+    )
 
 
-def _compile_service(service: ServiceRule) -> _Compiled:
-    label = f"service {service.name} line {service.line}" if service.line else f"service {service.name}"
-    return _Compiled(label, service.methods, service.paths, (service.port,), pinned=service.address)
-
-
-def decide_by(index: Index, request: Request) -> Verdict:
+def decide_by(index: Index, request: Request, *, body: bool = False) -> Verdict:
     """Decide; the order and the reasons are told at :func:`decide`."""
+    if index.off:
+        return _OFF
     name = request.destination.host.text
-    if name in index.own_names or name.endswith(_LOCALHOST_SUFFIX):
-        return _OWN
-    if name.endswith(_SERVICE_SUFFIX) or name == SERVICE_ZONE:
-        return _decide_service(index.services.get(name, ()), request)
-    hits = index.find(request)
+    if name in index.reserved or name.endswith(_RESERVED):
+        return _OWN if index.is_own(name) else _decide_service(index, request, body=body)
+    hits = index.find(name)
     if not hits:
-        return _HOST.verdict
-    for hit in hits:
-        if hit.deny:
-            verdict = _denied(hit.deny, request)
-            if verdict is not None:
-                return verdict
-    return _allowed(hits, request)
+        return _LEARN if index.learn and request.method == _CONNECT else NO_HOST.verdict
+    if request.method == _CONNECT:
+        return _decide_tunnel(index, request, hits)
+    verdict = _denied(hits, request)
+    return _allowed(index, hits, request, body=body) if verdict is None else verdict
 
 
-def _denied(rules: tuple[_Compiled, ...], request: Request) -> Verdict | None:
-    connect = request.destination.way is _CONNECT
-    for rule in rules:
-        if rule.ports is not None and request.destination.port not in rule.ports:
-            continue
-        if connect:
-            return rule.denied if rule.tunnel else rule.inspect
-        if rule.meets(request):
-            return rule.denied
+def _denied(hits: list[tuple[Pattern, int]], request: Request) -> Verdict | None:
+    port = request.destination.port
+    for hit, _ in hits:
+        for rule in hit.deny:
+            if (rule.ports is None or port in rule.ports) and rule.meets(request):
+                return rule.denied
     return None
 
 
-def _allowed(hits: list[_Hit], request: Request) -> Verdict:
+def _allowed(index: Index, hits: list[tuple[Pattern, int]], request: Request, *, body: bool) -> Verdict:
     """Return the verdict of the first allow rule that takes the request, else the reason that came closest."""
-    where = request.destination
-    port, connect = where.port, where.way is _CONNECT
-    closest = _HOST
-    for hit in hits:
-        for rule in hit.allow:
-            if rule.ports is None or port not in rule.ports or (port == _TLS_PORT and not connect):
-                refusal: _Refusal | None = _PORT
-            elif connect:
-                refusal = None if rule.tunnel else _INSPECTION
-            else:
-                refusal = rule.refuses(request)
-            if refusal is None:
-                return rule.allowed
-            if refusal.rank > closest.rank:
-                closest = refusal
-    return closest.verdict
-
-
-def _decide_service(rules: tuple[_Compiled, ...], request: Request) -> Verdict:
-    closest = _HOST
-    for rule in rules:
-        if rule.ports is None or request.destination.port not in rule.ports:
-            refusal: _Refusal | None = _PORT
-        elif request.destination.way is _CONNECT:
-            refusal = _INSPECTION
+    port, secure = request.destination.port, request.scheme == _HTTPS
+    closest = NO_HOST
+    for hit, stem in hits:
+        rules = (hit.secure if secure else hit.clear).get(port)
+        if rules is None:
+            refusal = NO_PORT if hit.allow else NO_HOST
+        elif stem and index.long_label(request.destination.host.text, stem):
+            refusal = LONG_LABEL
         else:
-            refusal = rule.refuses(request)
-        if refusal is None:
-            return rule.allowed
+            verdict, refusal = _ask(rules, request, body=body)
+            if verdict is not None:
+                return verdict
         if refusal.rank > closest.rank:
             closest = refusal
     return closest.verdict
+
+
+def _ask(rules: tuple[Allowing, ...], request: Request, *, body: bool) -> tuple[Verdict | None, Refusal]:
+    """Return the verdict of the first rule that takes the request; else the refusal that came closest."""
+    closest = NO_PORT
+    for rule in rules:
+        refusal = rule.refuses(request, body=body)
+        if refusal is None:
+            return rule.taken, closest
+        if refusal.rank > closest.rank:
+            closest = refusal
+    return None, closest
+
+
+def _decide_tunnel(index: Index, request: Request, hits: list[tuple[Pattern, int]]) -> Verdict:
+    """Decide how deep a tunnel is looked into: the most specific pattern that knows the port says so."""
+    name, port = request.destination.host.text, request.destination.port
+    unseen: Verdict | None = None
+    for hit, _ in hits:
+        for denying in hit.deny:
+            if denying.ports is None or port in denying.ports:
+                if denying.whole:
+                    return denying.denied
+                unseen = denying.unseen
+    closest = NO_HOST
+    for hit, stem in hits:
+        rules = hit.allow.get(port)
+        if rules is None:
+            refusal = NO_PORT if hit.allow else NO_HOST
+        elif stem and index.long_label(name, stem):
+            refusal = LONG_LABEL
+        else:
+            return _depth(index, rules, unseen)
+        if refusal.rank > closest.rank:
+            closest = refusal
+    return _LEARN if index.learn and closest is not LONG_LABEL else closest.verdict
+
+
+def _depth(index: Index, rules: tuple[Allowing, ...], unseen: Verdict | None) -> Verdict:
+    """Return the verdict of one pattern's rules for a port; ``unseen`` is that of a deny rule that must see requests."""
+    if index.live and unseen is None:
+        for rule in rules:
+            if rule.raw is not None:
+                return rule.raw
+        for rule in rules:
+            if rule.opaque is not None:
+                return rule.opaque
+    for rule in rules:
+        if rule.raw is None:
+            if index.sight:
+                return rule.inspected
+            return rule.unseen if unseen is None else unseen
+    # Only tcp rules are left: nobody can look into them, and nobody can replay them.
+    return rules[0].not_replayable if unseen is None else unseen
+
+
+def _decide_service(index: Index, request: Request, *, body: bool) -> Verdict:
+    """Services speak HTTP in clear, so looking into a tunnel to one needs no authority; but CONNECT means TLS."""
+    pattern = index.services.get(request.destination.host.text)
+    if pattern is None:
+        return NO_HOST.verdict
+    rules = pattern.allow.get(request.destination.port)
+    if rules is None or request.scheme == _HTTPS:
+        return NO_PORT.verdict
+    if request.method == _CONNECT:
+        return rules[0].unseen if request.destination.way is _BY_CONNECT and not index.sight else rules[0].inspected
+    verdict, refusal = _ask(rules, request, body=body)
+    return refusal.verdict if verdict is None else verdict
+
+
+def judge_name_by(index: Index, host: Host) -> Verdict:
+    """Decide; see :func:`judge_name`."""
+    if index.off:
+        return _OFF
+    if host.address is not None:
+        return NO_HOST.verdict
+    name = host.text
+    if name in index.reserved or name.endswith(_RESERVED):
+        if index.is_own(name):
+            return _OWN
+        pattern = index.services.get(name)
+        return NO_HOST.verdict if pattern is None else next(iter(pattern.allow.values()))[0].taken
+    hits = index.find(name)
+    for hit, _ in hits:
+        for denying in hit.deny:
+            if denying.whole and denying.ports is None:
+                return denying.denied
+    closest = NO_HOST
+    for hit, stem in hits:
+        for rules in hit.allow.values():
+            if not (stem and index.long_label(name, stem)):
+                return rules[0].taken
+            closest = LONG_LABEL
+            break
+    return _LEARN if index.learn and closest is NO_HOST else closest.verdict

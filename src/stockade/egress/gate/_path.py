@@ -21,18 +21,16 @@ _DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
 _DOTS = re.compile(r"/\.{1,2}(?:[/;]|\Z)")  # Tomcat reads '..;x' as '..'
 _OVERLONG = re.compile(r"%C[01]|%E0%[89]|%F0%8")  # never valid UTF-8, but a slash or dot to some decoders
 _DECODED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_~")
-_FORBIDDEN = frozenset(b"./\\") | frozenset(range(0x20)) | {0x7F}
-_OVERRIDE = re.compile(
-    r"(?:^|[&;])(?:_method|x[-_]http[-_]method(?:[-_]override)?|x[-_]method[-_]override)(?:=|[&;]|\Z)",
-    re.IGNORECASE | re.ASCII,
-)
+_FORBIDDEN = frozenset(b".\\") | frozenset(range(0x20)) | {0x7F}
+_SLASH = "%2F"
 _SHOWN = 96
 
 
 def normal_path(raw: str) -> str:
     """Return the normal form of an absolute path, or raise Malformed(malformed_path).
 
-    ``;`` and empty segments stay (see :func:`ambiguous`). ``""`` is ``/``.
+    ``;`` and empty segments stay (see :func:`ambiguous`), and so does ``%2F`` (see :func:`encodes_slash`). ``""`` is
+    ``/``.
     """
     if not raw:
         return "/"
@@ -45,7 +43,7 @@ def normal_path(raw: str) -> str:
         raise _malformed("double encoding", raw)
     if _OVERLONG.search(path):
         raise _malformed("overlong UTF-8", raw)
-    if _DOTS.search(path):
+    if _DOTS.search(path.replace(_SLASH, "/")):
         raise _malformed("dot segment", raw)
     return path
 
@@ -60,23 +58,22 @@ def checked_query(raw: str) -> str:
 def ambiguous(path: str) -> bool:
     """Say whether servers may take a normal path for another one: ``//`` and ``;`` parameters.
 
-    Harmless where any path is allowed; never let through where rules name paths.
+    Harmless where any path is allowed; never let through where rules name paths. An encoded slash counts as a slash.
     """
+    if "%" in path:
+        path = path.replace(_SLASH, "/")
     return "//" in path or ";" in path
 
 
-def overrides_method(query: str) -> bool:
-    """Say whether the query asks frameworks for another method (``?_method=DELETE``, case 69)."""
-    plain = query
-    if "%" in plain:
-        plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), plain)
-    return _OVERRIDE.search(plain) is not None
+def encodes_slash(path: str) -> bool:
+    """Say whether a normal path has a ``%2F``: two servers in a row read it in two ways, so a rule must ask for it."""
+    return _SLASH in path
 
 
 def _decode(match: re.Match[str]) -> str:
     code = int(match[1], 16)
     if code in _FORBIDDEN:
-        raise _malformed("an encoded dot, slash, backslash or control", match.string)
+        raise _malformed("an encoded dot, backslash or control", match.string)
     return chr(code) if code in _DECODED else match[0].upper()
 
 

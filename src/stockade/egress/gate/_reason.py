@@ -1,16 +1,10 @@
-"""Why something was allowed, refused or ended: one closed list, and the two ways to say it."""
+"""Why something was allowed, refused or ended: one closed list, and how bytes that nobody may interpret are told."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn
-
-import msgspec
 
 from stockade.errors import StockadeError
-
-if TYPE_CHECKING:
-    from stockade.egress.gate._address import Address
 
 DETAIL_MAX = 200
 """Most characters of a ``detail``: what the guest sent never floods a record (case 101)."""
@@ -27,6 +21,16 @@ class Reason(StrEnum):
     PATH_NOT_ALLOWED = "path_not_allowed"
     DENIED_BY_RULE = "denied_by_rule"
     INSPECTION_REQUIRED = "inspection_required"
+    QUERY_NOT_ALLOWED = "query_not_allowed"
+    QUERY_TOO_LARGE = "query_too_large"
+    BODY_NOT_ALLOWED = "body_not_allowed"
+    UPGRADE_NOT_ALLOWED = "upgrade_not_allowed"
+    FOREIGN_CREDENTIAL = "foreign_credential"
+    SECRET_FOUND = "secret_found"  # noqa: S105  a reason, no secret
+    EGRESS_OFF = "egress_off"
+    # names
+    LABEL_TOO_LONG = "label_too_long"
+    TOO_MANY_NAMES = "too_many_names"
     # addresses
     INTERNAL_ADDRESS = "internal_address"
     METADATA_ADDRESS = "metadata_address"
@@ -34,16 +38,20 @@ class Reason(StrEnum):
     DENIED_ADDRESS = "denied_address"
     MIXED_ANSWER = "mixed_answer"
     RESOLVE_FAILED = "resolve_failed"
-    # TLS first flight
+    # TLS
     SNI_MISSING = "sni_missing"
     SNI_MISMATCH = "sni_mismatch"
     ECH_NOT_ALLOWED = "ech_not_allowed"
     NOT_TLS = "not_tls"
+    CLIENT_TLS = "client_tls"
+    UPSTREAM_TLS = "upstream_tls"
     # grammar
     MALFORMED_REQUEST = "malformed_request"
     MALFORMED_HOST = "malformed_host"
     MALFORMED_PATH = "malformed_path"
     MALFORMED_BODY = "malformed_body"
+    HOST_MISMATCH = "host_mismatch"
+    UNSUPPORTED_COMMAND = "unsupported_command"
     UNSUPPORTED_SCHEME = "unsupported_scheme"
     UNSUPPORTED_CODING = "unsupported_coding"
     HEADER_TOO_LARGE = "header_too_large"
@@ -57,6 +65,11 @@ class Reason(StrEnum):
     HEADER_TIMEOUT = "header_timeout"
     IDLE_TIMEOUT = "idle_timeout"
     TOTAL_TIMEOUT = "total_timeout"
+    # the store
+    NOT_RECORDED = "not_recorded"
+    NOT_REPLAYABLE = "not_replayable"
+    STORE_FULL = "store_full"
+    STORE_FAILED = "store_failed"
     # the world
     UPSTREAM_FAILED = "upstream_failed"
     UPSTREAM_MALFORMED = "upstream_malformed"
@@ -65,27 +78,9 @@ class Reason(StrEnum):
     INTERNAL_ERROR = "internal_error"
     # ordinary ends of something that was allowed
     COMPLETED = "completed"
+    INSPECTED = "inspected"
     CLIENT_CLOSED = "client_closed"
     UPSTREAM_CLOSED = "upstream_closed"
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """An answer of the gate. It has no truth value: ask ``.allowed``.
-
-    ``rule`` names the rule that decided (``allow *.x.example:443 line 7``), if one did. ``wildcard``
-    says that this rule names its hosts by a pattern (see :func:`judge_hello`). ``pinned`` is the
-    fixed address of a service: dial it, resolve nothing.
-    """
-
-    allowed: bool
-    reason: Reason
-    rule: str | None = None
-    wildcard: bool = False
-    pinned: Address | None = None
-
-    def __bool__(self) -> NoReturn:
-        """Refuse: ``if verdict:`` would read a denial as consent."""
-        raise TypeError("a Verdict has no truth value: use .allowed")
 
 
 class Malformed(StockadeError, ValueError):

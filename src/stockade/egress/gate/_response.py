@@ -7,6 +7,7 @@ a kept connection, only as what was understood here (RFC 9112 sections 4 and 6.3
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -35,13 +36,32 @@ _PROXY_AUTH = 407
 # Alt-Svc would invite the client to ways that do not exist here.
 _DROPPED = HOP_BY_HOP | {b"alt-svc"}
 _DROPPED_PREFIXES = (b"proxy-", b"x-stockade-")
+_LENGTH, _CHUNKED = Framing.LENGTH, Framing.CHUNKED  # a look-up on an enum's class is slow
+_UNTIL_CLOSE = (Framing.UNTIL_CLOSE, 0)
+_NOTHING = (Framing.NONE, 0)
+_BODILESS = (_NO_CONTENT, _NOT_MODIFIED)
+_READ = frozenset({b"connection", b"transfer-encoding", b"content-length"})
+
+
+def kind_of(key: bytes) -> int:
+    """Say whether a field is read here or left out, rather than forwarded."""
+    return int(key in _READ or key in _DROPPED or key.startswith(_DROPPED_PREFIXES))
+
+
+_USUAL = (
+    b"accept-ranges access-control-allow-origin age alt-svc cache-control connection content-disposition "
+    b"content-encoding content-language content-length content-type date etag expires keep-alive last-modified link "
+    b"location pragma server set-cookie strict-transport-security transfer-encoding vary via x-cache "
+    b"x-content-type-options x-frame-options"
+).split()
+KINDS = {spelling: kind_of(name) for name in _USUAL for spelling in (name, name.title())} | {b"ETag": 0}
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
     """A checked response head. ``length`` is the body's size if ``framing`` is LENGTH, else 0.
 
     ``headers`` holds what is forwarded, without the framing fields (but with the Content-Length that answers HEAD or
-    accompanies 304). ``interim`` is true for 1xx: read another head after it. ``keep_alive`` says whether the
+    accompanies 304). ``interim`` is true for 1xx but 101: read another head after it. ``keep_alive`` says whether the
     upstream connection may carry another request after the body.
     """
 
@@ -62,36 +82,35 @@ def find_response_head(buffer: bytes | bytearray, limits: HeadLimits, *, scanned
     return find_end(buffer, limits, scanned, upstream=True)
 
 
-def parse_response_head(raw: bytes, limits: HeadLimits, *, method: str) -> ResponseHead:
+def parse_response_head(raw: bytes, limits: HeadLimits, *, method: str, upgrade: bool = False) -> ResponseHead:
     """Return the response head in ``raw`` that answers ``method``, or raise Malformed(upstream_malformed, 502).
 
-    101 is refused (no Upgrade was forwarded), 407 too: it would make clients send credentials (case 104).
+    101 is refused unless ``upgrade`` says that a WebSocket was asked for, and then it must be one (case 60; RFC 6455
+    section 4.1); 407 is refused always: it would make clients send credentials (case 104).
     """
     line = _STATUS_LINE.match(raw)
     if line is None:
         raise fault("not a status line", upstream=True)
     status, version = int(line[2]), 11 if line[1] == b"1" else 10
-    if status in (_SWITCHING, _PROXY_AUTH):
+    if status == _PROXY_AUTH or (status == _SWITCHING and not upgrade):
         raise fault(f"status {status} from the upstream", upstream=True)
-    special: dict[bytes, list[bytes]] = {b"connection": [], b"transfer-encoding": [], b"content-length": []}
-    kept: list[tuple[bytes, bytes]] = []
-    dropped: set[bytes] = set()
-    for name, value in split_fields(raw, line.end(), limits, upstream=True):
-        key = name.lower()
-        if key in special:
-            special[key].append(value.strip(b" \t"))
-        elif key in _DROPPED or key.startswith(_DROPPED_PREFIXES):
-            dropped.add(key)
-        else:
-            kept.append((name, value.strip(b" \t")))
-    options = connection_options(special[b"connection"], upstream=True)
-    told = body_framing(special[b"transfer-encoding"], special[b"content-length"], version, upstream=True)
-    bodiless = status < 200 or status in (_NO_CONTENT, _NOT_MODIFIED) or method == "HEAD"
-    framing, length = (Framing.NONE, 0) if bodiless else told or (Framing.UNTIL_CLOSE, 0)
+    kept, told = split_fields(raw, line.end(), limits, KINDS, kind_of, upstream=True)
+    special: dict[bytes, list[bytes]] = {}
+    for _, key, value in told:
+        special.setdefault(key, []).append(value)
+    options = connection_options(special.get(b"connection", ()), upstream=True)
     if not options <= USUAL_OPTIONS:
         kept = [field for field in kept if field[0].lower() not in options]
-    if told and told[0] is Framing.LENGTH and bodiless and status >= 200 and status != _NO_CONTENT:
-        kept.append((b"Content-Length", b"%d" % told[1]))
+    codings, lengths = special.get(b"transfer-encoding", ()), special.get(b"content-length", ())
+    body = body_framing(codings, lengths, version, upstream=True)
+    if status == _SWITCHING:
+        _check_switch(special.get(b"upgrade", ()), options, body, version)
+    if status >= 200 and status not in _BODILESS and method != "HEAD":
+        framing, length = body or _UNTIL_CLOSE
+    else:
+        framing, length = _NOTHING
+        if status >= 200 and status != _NO_CONTENT and body and body[0] is _LENGTH:
+            kept.append((b"Content-Length", b"%d" % body[1]))
     return ResponseHead(
         status,
         _phrase(line[3]),
@@ -99,15 +118,26 @@ def parse_response_head(raw: bytes, limits: HeadLimits, *, method: str) -> Respo
         framing,
         length,
         version,
-        keep_alive=version == 11 and b"close" not in options and framing is not Framing.UNTIL_CLOSE,
-        interim=status < 200,
-        dropped=tuple(sorted(name.decode("ascii") for name in dropped)),
-        size_bytes=len(raw),
+        version == 11 and b"close" not in options and framing is not _UNTIL_CLOSE[0],
+        status < 200 and status != _SWITCHING,
+        () if special.keys() <= _READ else tuple(sorted(name.decode("ascii") for name in special.keys() - _READ)),
+        len(raw),
     )
+
+
+def _check_switch(
+    protocols: Sequence[bytes], options: frozenset[bytes], told: tuple[Framing, int] | None, version: int
+) -> None:
+    """Refuse a 101 that is no switch to a WebSocket."""
+    websocket = len(protocols) == 1 and protocols[0].lower() == b"websocket"
+    if version < 11 or told is not None or not websocket or b"upgrade" not in options:
+        raise fault("a switch to another protocol than WebSocket", upstream=True)
 
 
 def _phrase(raw: bytes | None) -> str:
     """Return the reason phrase if it is plain; nobody may depend on it (RFC 9112 section 4)."""
+    if raw == b"OK":
+        return "OK"
     return raw.decode("ascii") if raw and _PHRASE.fullmatch(raw) else ""
 
 
@@ -120,18 +150,20 @@ def render_response_head(head: ResponseHead, *, version: int = 11, keep_alive: b
     """
     if head.interim and version < 11:
         raise ValueError("HTTP/1.0 knows no interim responses")
-    parts = [f"HTTP/1.1 {head.status} {head.phrase}\r\n".encode("ascii"), *write_fields(head.headers)]
-    if head.framing is Framing.LENGTH:
-        parts.append(b"Content-Length: %d\r\n" % head.length)
-    elif head.framing is Framing.CHUNKED and version == 11:
-        parts.append(b"Transfer-Encoding: chunked\r\n")
-    if not head.interim and closes_after(head, version=version, keep_alive=keep_alive):
-        parts.append(b"Connection: close\r\n")
-    parts.append(b"\r\n")
-    return b"".join(parts)
+    lines = [f"HTTP/1.1 {head.status} {head.phrase}".encode("ascii"), *write_fields(head.headers)]
+    if head.framing is _LENGTH:
+        lines.append(b"Content-Length: %d" % head.length)
+    elif head.framing is _CHUNKED and version == 11:
+        lines.append(b"Transfer-Encoding: chunked")
+    if head.status == _SWITCHING:
+        lines.append(b"Connection: Upgrade\r\nUpgrade: websocket")
+    elif not head.interim and closes_after(head, version=version, keep_alive=keep_alive):
+        lines.append(b"Connection: close")
+    lines.append(b"\r\n")
+    return b"\r\n".join(lines)
 
 
 def closes_after(head: ResponseHead, *, version: int, keep_alive: bool) -> bool:
     """Say whether the client's connection ends with this response."""
-    by_close = head.framing is Framing.UNTIL_CLOSE or (head.framing is Framing.CHUNKED and version < 11)
+    by_close = head.framing is _UNTIL_CLOSE[0] or (head.framing is _CHUNKED and version < 11)
     return by_close or not keep_alive

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stockade.egress.gate._reason import Reason, Verdict
+from stockade.egress.gate._reason import Reason
+from stockade.egress.gate._verdict import Verdict
 
 if TYPE_CHECKING:
     from stockade.egress.gate._host import Host
@@ -191,15 +192,16 @@ def _server_names(data: bytes) -> tuple[str, ...]:
 
 
 _ALLOWED = Verdict(allowed=True, reason=Reason.ALLOWED)
+_ECH_ACCEPTED = ("allow", "log")
 
 
-def judge_hello(hello: Hello | NotTls, host: Host, *, wildcard: bool) -> Verdict:
+def judge_hello(hello: Hello | NotTls, host: Host, *, wildcard: bool, ech: str = "") -> Verdict:
     """Say whether the tunnel to ``host`` may begin so (cases 74-77).
 
-    The one server name must be the host, case and one trailing dot folded. A host that is an IP
-    literal must come without any (RFC 6066 section 3 forbids literals in it). ECH hides the real
-    name behind the outer one, which a wildcard rule cannot accept; for an exact host it is allowed
-    (GREASE looks the same): record ``hello.ech``. ``wildcard`` is that of the decision's verdict.
+    The one server name must be the host, case and one trailing dot folded. A host that is an IP literal must come
+    without any (RFC 6066 section 3 forbids literals in it). ECH hides the real name behind the outer one: ``ech`` is
+    the rule's word for it (``allow``, ``log``, ``deny``; record ``hello.ech``), and without one a wildcard rule does
+    not accept it while an exact host does (GREASE looks the same). ``wildcard`` and ``ech`` are those of the grant.
     Reasons: not_tls, sni_missing, sni_mismatch, ech_not_allowed.
     """
     if isinstance(hello, NotTls):
@@ -211,6 +213,6 @@ def judge_hello(hello: Hello | NotTls, host: Host, *, wildcard: bool) -> Verdict
         return Verdict(allowed=False, reason=Reason.SNI_MISSING)
     elif len(hello.sni) != 1 or hello.sni[0].lower().removesuffix(".") != host.text:
         return Verdict(allowed=False, reason=Reason.SNI_MISMATCH)
-    if hello.ech and wildcard:
+    if hello.ech and (ech not in _ECH_ACCEPTED if ech else wildcard):
         return Verdict(allowed=False, reason=Reason.ECH_NOT_ALLOWED)
     return _ALLOWED
