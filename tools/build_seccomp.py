@@ -1,4 +1,7 @@
-"""Compile the lists of ``stockade.sandbox._seccomp_table`` into ``src/stockade/sandbox/_filters/``.
+"""Compile the lists of system calls into the filters that are shipped.
+
+``stockade.sandbox._seccomp_table`` goes into ``src/stockade/sandbox/_filters/`` (what code in a sandbox may do),
+``stockade.egress._filters._table`` into ``plain/`` and ``unix/`` beside it (what an egress worker may do).
 
 Usage: ``python tools/build_seccomp.py [--check]``. ``--check`` writes nothing and fails when the
 shipped files differ from what would be written.
@@ -25,9 +28,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from stockade.sandbox._seccomp_table import CONDITIONAL, DEFAULT, GROUPS, LOW_32, Action, Check, Conditional
+from stockade.egress._filters import _table as worker
+from stockade.sandbox._seccomp_table import CONDITIONAL, DEFAULT, GROUPS, LOW_32, Action, Check, Conditional, Group
 
-FILTERS = Path(__file__).resolve().parent.parent / "src" / "stockade" / "sandbox" / "_filters"
+SOURCES = Path(__file__).resolve().parent.parent / "src" / "stockade"
+FILTERS = SOURCES / "sandbox" / "_filters"
 SIDECAR = "filters.json"
 
 # include/uapi/linux/audit.h
@@ -49,6 +54,23 @@ _RETURNS = {
 
 Instruction = tuple[int, int, int, int]
 Leaf = Action | Conditional
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One list, and the folder that its filters are kept in."""
+
+    folder: Path
+    groups: tuple[Group, ...]
+    conditional: tuple[Conditional, ...]
+    default: Action
+
+
+SANDBOX = Listing(FILTERS, GROUPS, CONDITIONAL, DEFAULT)
+WORKER = {
+    variant: Listing(SOURCES / "egress" / "_filters" / variant, worker.GROUPS, conditional, worker.DEFAULT)
+    for variant, conditional in worker.CONDITIONAL.items()
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +112,7 @@ def _conditional(rule: Conditional) -> list[Instruction]:
         failed = _Label(next(numbers))
         for check in clause:
             code += _compare(check, failed, _Label(next(numbers)))
-        code += [_return(Action.ALLOW), failed]
+        code += [_return(rule.then if isinstance(rule, worker.Judged) else Action.ALLOW), failed]
     code.append(_return(rule.otherwise))
     return _resolve(code)
 
@@ -114,11 +136,11 @@ def _resolve(code: list[Instruction | _Branch | _Label]) -> list[Instruction]:
     return resolved
 
 
-def leaves(machine: str, numbers: Mapping[str, int]) -> list[tuple[int, Leaf]]:
+def leaves(machine: str, numbers: Mapping[str, int], listing: Listing = SANDBOX) -> list[tuple[int, Leaf]]:
     """Ranges of numbers with one answer each, as ``(first number, answer)`` in rising order."""
     answers: dict[int, Leaf] = {}
-    rules: list[tuple[str, Leaf]] = [(name, group.action) for group in GROUPS for name in group.names]
-    rules += [(rule.name, rule) for rule in CONDITIONAL]
+    rules: list[tuple[str, Leaf]] = [(name, group.action) for group in listing.groups for name in group.names]
+    rules += [(rule.name, rule) for rule in listing.conditional]
     for name, leaf in rules:
         if name not in numbers:
             continue
@@ -126,11 +148,11 @@ def leaves(machine: str, numbers: Mapping[str, int]) -> list[tuple[int, Leaf]]:
             raise SystemExit(f"{name}: number {numbers[name]} has two answers on {machine}")
     ranges: list[tuple[int, Leaf]] = []
     for number in range(max(answers) + 2):
-        leaf = answers.get(number, DEFAULT)
+        leaf = answers.get(number, listing.default)
         if not ranges or ranges[-1][1] is not leaf:
             ranges.append((number, leaf))
     if machine == "x86_64":
-        ranges += [(X32_BIT, Action.KILL), (2 * X32_BIT, DEFAULT)]
+        ranges += [(X32_BIT, Action.KILL), (2 * X32_BIT, listing.default)]
     return ranges
 
 
@@ -145,37 +167,37 @@ def _search(ranges: list[tuple[int, Leaf]]) -> list[Instruction]:
     return [(_IF_AT_LEAST, 0, 1, pivot), (_JUMP, 0, 0, len(low)), *low, *high]
 
 
-def compile_filter(machine: str, numbers: Mapping[str, int]) -> bytes:
+def compile_filter(machine: str, numbers: Mapping[str, int], listing: Listing = SANDBOX) -> bytes:
     """The filter of ``machine`` as bytes; ``numbers`` maps the names that exist there to their numbers."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, _OFFSET_ARCH),
         (_IF_EQUAL, 1, 0, AUDIT_ARCH[machine]),
         _return(Action.KILL),
         (_LOAD, 0, 0, _OFFSET_NUMBER),
-        *_search(leaves(machine, numbers)),
+        *_search(leaves(machine, numbers, listing)),
     ]
     if len(code) > _MAX_INSTRUCTIONS:
         raise SystemExit(f"{machine}: {len(code)} instructions, the kernel takes {_MAX_INSTRUCTIONS}")
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
-def names() -> dict[str, str]:
+def names(listing: Listing = SANDBOX) -> dict[str, str]:
     """Every listed name with its answer in one word; a name listed twice ends the program."""
     listed: dict[str, str] = {}
-    rows = [(name, str(group.action)) for group in GROUPS for name in group.names]
-    for name, answer in [*rows, *((rule.name, "conditional") for rule in CONDITIONAL)]:
+    rows = [(name, str(group.action)) for group in listing.groups for name in group.names]
+    for name, answer in [*rows, *((rule.name, "conditional") for rule in listing.conditional)]:
         if listed.setdefault(name, answer) is not answer or [row[0] for row in rows].count(name) > 1:
             raise SystemExit(f"{name} is listed twice")
     return dict(sorted(listed.items()))
 
 
-def resolve(machine: str) -> dict[str, int]:
+def resolve(machine: str, listing: Listing = SANDBOX) -> dict[str, int]:
     """Names to numbers as libseccomp knows them; a name that no machine has is a spelling mistake."""
     import pyseccomp  # nothing else here needs libseccomp
 
     found = {
         name: {arch: int(pyseccomp.resolve_syscall(word, name)) for arch, word in AUDIT_ARCH.items()}
-        for name in names()
+        for name in names(listing)
     }
     lost = [name for name, numbers in found.items() if max(numbers.values()) < 0]
     if lost:
@@ -197,14 +219,14 @@ def libseccomp_version() -> str:
     return f"{version.major}.{version.minor}.{version.micro}"
 
 
-def build() -> dict[str, bytes]:
-    """File name to content of everything in ``_filters/``."""
-    answers = names()
+def build(listing: Listing = SANDBOX) -> dict[str, bytes]:
+    """File name to content of everything in the listing's folder."""
+    answers = names(listing)
     files: dict[str, bytes] = {}
     machines: dict[str, object] = {}
     for machine in AUDIT_ARCH:
-        numbers = resolve(machine)
-        program = compile_filter(machine, numbers)
+        numbers = resolve(machine, listing)
+        program = compile_filter(machine, numbers, listing)
         files[f"{machine}.bpf"] = program
         machines[machine] = {
             "digest": "sha256:" + hashlib.sha256(program).hexdigest(),
@@ -214,7 +236,7 @@ def build() -> dict[str, bytes]:
                 for answer in sorted(set(answers.values()))
             },
         }
-    sidecar = {"libseccomp": libseccomp_version(), "default": str(DEFAULT), "machines": machines}
+    sidecar = {"libseccomp": libseccomp_version(), "default": str(listing.default), "machines": machines}
     # One line for each answer: short enough to read, and a change shows where it is.
     text = re.sub(r'\n {5,}(?="|})|(?<=\d)\n {4}(?=})', " ", json.dumps(sidecar, indent=1))
     files[SIDECAR] = (text + "\n").encode()
@@ -227,16 +249,18 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     check = parser.parse_args().check
     different = 0
-    for name, content in build().items():
-        path = FILTERS / name
-        if check:
-            same = path.is_file() and path.read_bytes() == content
-            different += not same
-            print(f"{name}: {'same' if same else 'DIFFERENT'}")
-            continue
-        FILTERS.mkdir(exist_ok=True)
-        path.write_bytes(content)
-        print(f"{name}: {len(content)} bytes")
+    for listing in (SANDBOX, *WORKER.values()):
+        for name, content in build(listing).items():
+            path = listing.folder / name
+            shown = path.relative_to(SOURCES)
+            if check:
+                same = path.is_file() and path.read_bytes() == content
+                different += not same
+                print(f"{shown}: {'same' if same else 'DIFFERENT'}")
+                continue
+            listing.folder.mkdir(exist_ok=True)
+            path.write_bytes(content)
+            print(f"{shown}: {len(content)} bytes")
     return 1 if different else 0
 
 

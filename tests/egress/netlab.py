@@ -105,6 +105,11 @@ def _serve(control: socket.socket) -> None:
     in_user_namespace = _unshare()
     _configure()
     control.send(json.dumps({"user_namespace": in_user_namespace}).encode())
+    _answer(control)
+
+
+def _answer(control: socket.socket) -> None:
+    """Make the sockets that are asked for, until the other side hangs up."""
     while packet := control.recv(4096):
         request = json.loads(packet)
         try:
@@ -198,6 +203,11 @@ class Origin:
                 else:
                     sock.shutdown(socket.SHUT_RDWR)
 
+    def swap(self, old: socket.socket, new: socket.socket) -> None:
+        """Take note that a handler has wrapped its socket."""
+        self._open.discard(old)
+        self._open.add(new)
+
     def _start(self, target: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)
         self._threads.append(thread)
@@ -218,7 +228,7 @@ class Origin:
             with contextlib.suppress(OSError, ssl.SSLError):
                 self._handler(self, sock)
         finally:
-            self._open.discard(sock)
+            self._open = {one for one in self._open if one is not sock and one.fileno() >= 0}
             with contextlib.suppress(OSError):
                 sock.close()
 
@@ -285,8 +295,12 @@ def over_tls(context: ssl.SSLContext, inner: Handler) -> Handler:
     """Return a handler that shakes hands first."""
 
     def handle(origin: Origin, sock: socket.socket) -> None:
+        sock.getpeername()  # of a peer that is gone already, wrap_socket would leave an open socket behind
         with context.wrap_socket(sock, server_side=True) as wrapped:
+            origin.swap(sock, wrapped)
             inner(origin, wrapped)
+            with contextlib.suppress(OSError, ValueError):  # ValueError: the handler has closed it
+                wrapped.unwrap()  # an end that is said, so that an answer which ends by it is whole
 
     return handle
 
@@ -301,6 +315,8 @@ class Dns:
 
     zone: dict[str, list[tuple[str, ...]] | str] = field(default_factory=dict)
     queries: list[tuple[str, str]] = field(default_factory=list)
+    ttl_s: int = 0
+    """Of every answer: 0, so that a test which gives a name another address need not wait for a cache."""
 
     def answer(self, wire: bytes, *, tcp: bool) -> list[bytes]:
         """Return the datagrams that answer ``wire``."""
@@ -338,7 +354,7 @@ class Dns:
         entry = self.zone[name]
         if isinstance(entry, str) and entry.startswith("cname "):
             target = entry.split()[1]
-            reply.add_answer(*dnslib.RR.fromZone(f"{name} 60 CNAME {target}."))
+            reply.add_answer(*dnslib.RR.fromZone(f"{name} {self.ttl_s} CNAME {target}."))
             name, entry = target, self.zone[target]
         rounds = entry if isinstance(entry, list) else [("11.0.0.5",)]
         addresses = rounds[0]
@@ -348,7 +364,7 @@ class Dns:
             if (":" in address) == (rrtype == "AAAA"):
                 family, kind = (socket.AF_INET6, dnslib.AAAA) if ":" in address else (socket.AF_INET, dnslib.A)
                 packed = tuple(socket.inet_pton(family, address))
-                reply.add_answer(dnslib.RR(name, getattr(dnslib.QTYPE, rrtype), rdata=kind(packed), ttl=60))
+                reply.add_answer(dnslib.RR(name, getattr(dnslib.QTYPE, rrtype), rdata=kind(packed), ttl=self.ttl_s))
 
     def serve_udp(self, sock: socket.socket) -> None:
         while True:

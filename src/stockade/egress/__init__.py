@@ -13,15 +13,51 @@ from typing import TYPE_CHECKING
 from stockade._lazy import lazy
 
 if TYPE_CHECKING:
+    from stockade.egress._authority import Authority, make_authority
+    from stockade.egress._counts import COUNTED
     from stockade.egress._pool import EgressPool
+    from stockade.egress._roles import Role
+    from stockade.egress._settings import ChainSettings, Equipment, Settings, StoreSettings
     from stockade.egress._slot import Detached, EgressFault, PoolStats
+    from stockade.egress._store_tool import prepare_store
+    from stockade.egress._trust import system_roots, trust_env, trust_files
     from stockade.egress._usage import Usage
 
-__all__ = ["Detached", "EgressFault", "EgressPool", "PoolStats", "Usage"]
+__all__ = [
+    "COUNTED",
+    "Authority",
+    "ChainSettings",
+    "Detached",
+    "EgressFault",
+    "EgressPool",
+    "Equipment",
+    "PoolStats",
+    "Role",
+    "Settings",
+    "StoreSettings",
+    "Usage",
+    "make_authority",
+    "prepare_store",
+    "system_roots",
+    "trust_env",
+    "trust_files",
+]
 
 __getattr__ = lazy(
     __name__,
     {
+        "COUNTED": "stockade.egress._counts",
+        "Authority": "stockade.egress._authority",
+        "make_authority": "stockade.egress._authority",
+        "prepare_store": "stockade.egress._store_tool",
+        "system_roots": "stockade.egress._trust",
+        "trust_env": "stockade.egress._trust",
+        "trust_files": "stockade.egress._trust",
+        "ChainSettings": "stockade.egress._settings",
+        "Equipment": "stockade.egress._settings",
+        "Role": "stockade.egress._roles",
+        "Settings": "stockade.egress._settings",
+        "StoreSettings": "stockade.egress._settings",
         "Detached": "stockade.egress._slot",
         "EgressFault": "stockade.egress._slot",
         "EgressPool": "stockade.egress._pool",

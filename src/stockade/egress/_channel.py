@@ -56,7 +56,7 @@ class Channel:
         """The process, while there is one."""
         return None if self._process is None else self._process.pid
 
-    async def start(self, prefix: Sequence[str], **configuration: Json) -> Message:
+    async def start(self, prefix: Sequence[str], fds: Sequence[int] = (), **configuration: Json) -> Message:
         """Spawn and configure the worker; return its answer. Raises OSError, ChannelLost, Refused."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -81,7 +81,7 @@ class Channel:
         loop.add_reader(ours.fileno(), self._readable)
         self._reaper = loop.create_task(self._reap(self._process), name=f"egress worker {self._process.pid}")
         self.heard_s = loop.time()
-        return await self.ask("configure", (), ANSWER_S, **configuration)
+        return await self.ask("configure", fds, ANSWER_S, **configuration)
 
     async def ask(self, op: str, fds: Sequence[int] = (), timeout_s: float = ANSWER_S, **fields: Json) -> Message:
         """Send one request and return its answer.

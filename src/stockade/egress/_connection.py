@@ -1,7 +1,8 @@
 """One connection of a client: from its first byte to its last, one request after the other.
 
 This module reads heads, answers refusals, writes to the record and keeps the time; what happens between a parsed head
-and the last byte of its response is in :mod:`stockade.egress._passage`.
+and the last byte of its response is in :mod:`stockade.egress._passage`, and how a client says what it wants is in
+:mod:`stockade.egress._opening`.
 """
 
 from __future__ import annotations
@@ -12,25 +13,39 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from stockade.egress._decision import Decision
-from stockade.egress._loop import GONE, READ, WRITE, Timer
+from stockade.egress._loop import GONE, READ, WRITE
+from stockade.egress._opening import Entry, Opening
 from stockade.egress._passage import Passage
 from stockade.egress._states import PHASES, State
 from stockade.egress._stream import Stream
-from stockade.egress.gate import Malformed, Reason, error_response, find_head, parse_head, safe_text, status_of
+from stockade.egress.gate import Origin, Reason, error_response, safe_text, status_of
 from stockade.errors import RecordError
 
 if TYPE_CHECKING:
     from stockade.egress._rollout import Rollout
+    from stockade.egress._tls_stream import TlsStream
 
 _DRAIN_BYTES = 1 << 20
-_CONNECT = b"CONNECT "
+
+# Members by name of their own: on an enum's class they are looked up in Python, and these are asked for all the time.
+_IDLE, _HEAD, _EXCHANGE, _TUNNEL, _DRAIN, _CLOSED = (
+    State.IDLE,
+    State.HEAD,
+    State.EXCHANGE,
+    State.TUNNEL,
+    State.DRAIN,
+    State.CLOSED,
+)
 
 _ORDINARY_ENDS = frozenset(
     {
         Reason.COMPLETED,
+        Reason.INSPECTED,
         Reason.CLIENT_CLOSED,
+        Reason.CLIENT_TLS,
         Reason.UPSTREAM_CLOSED,
         Reason.UPSTREAM_FAILED,
+        Reason.UPSTREAM_TLS,
         Reason.UPSTREAM_MALFORMED,
         Reason.IDLE_TIMEOUT,
         Reason.TOTAL_TIMEOUT,
@@ -40,7 +55,10 @@ _ORDINARY_ENDS = frozenset(
 
 
 class Connection:
-    """One accepted socket of one rollout; ``counted`` says that it holds a place in the budget."""
+    """One accepted socket of one rollout; ``counted`` says that it holds a place in the budget.
+
+    ``secured``: it has to show a certificate before it says anything (see :mod:`stockade.egress._reception`).
+    """
 
     __slots__ = (
         "_active_s",
@@ -49,33 +67,46 @@ class Connection:
         "_entered_s",
         "_finished",
         "_loop",
-        "_number",
-        "_scanned",
-        "_timer",
         "buffer",
+        "certified",
         "client",
         "closed",
         "decision",
+        "number",
+        "opening",
+        "origin",
         "passage",
         "rollout",
         "state",
     )
 
-    def __init__(self, rollout: Rollout, sock: socket.socket, number: int, *, counted: bool) -> None:
+    def __init__(
+        self,
+        rollout: Rollout,
+        sock: socket.socket,
+        number: int,
+        *,
+        entry: Entry | None = None,
+        counted: bool,
+        secured: bool = False,
+    ) -> None:
         self.rollout = rollout
         self._loop = rollout.shell.loop
-        self._number = number
+        self.number = number
         self._counted = counted
-        self.client = Stream(self._loop, sock, self._client_event, self.fault)
+        self.client: Stream | TlsStream = Stream(self._loop, sock, self._client_event, self.fault)
         self.buffer = bytearray()
-        self.state = State.HEAD
+        self.state = _HEAD
         self.closed = False
         self.decision: Decision | None = None
-        self._scanned = 0
+        self.origin: Origin | None = None
+        """What later requests of this connection are bound to: set once it was looked into."""
+        self.certified = ""
+        """What the client's certificate calls it, where it had to show one."""
         self._drained = 0
         self._finished = False
-        self._timer: Timer | None = None
         self._entered_s = self._active_s = self._loop.now
+        self.opening = Opening(self, entry, secured=secured)
         self.passage = Passage(self)
 
     # ---- life
@@ -83,12 +114,12 @@ class Connection:
     def begin(self) -> None:
         """Wait for the first head."""
         self.client.want(read=True)
-        self._arm()
+        self.guard(self.opening.begin)
 
     def refuse(self, reason: Reason) -> None:
         """Turn the whole connection away before reading from it."""
-        self._record_blank(reason)
-        self._answer(reason)
+        self.opening.record_blank(reason)
+        self.answer(reason, refusal=self.opening.blank_refusal(reason))
 
     def enter(self, state: State) -> None:
         """Go to ``state``; a step that the table does not have raises."""
@@ -96,15 +127,12 @@ class Connection:
             raise RuntimeError(f"no step from {self.state} to {state}")
         self.state = state
         self._entered_s = self._active_s = self._loop.now
-        if state is not State.CLOSED:
-            if state is not State.EXCHANGE:  # an exchange says itself when it wants more
-                self.client.want(read=PHASES[state].reads)
-            self._arm()
+        if state is not _EXCHANGE and state is not _CLOSED:  # an exchange says itself when it wants more
+            self.client.want(read=PHASES[state].reads)
 
     def touch(self) -> None:
         """Take note that bytes moved."""
         self._active_s = self._loop.now
-        self.rollout.touch()
 
     def end(self, reason: Reason) -> None:
         """End at once, without an answer: put the reason on record and reset both sides."""
@@ -118,7 +146,11 @@ class Connection:
     def conclude(self, reason: Reason) -> None:
         """Write ``net.end`` for what was allowed; then there is no current decision."""
         decision, self.decision = self.decision, None
-        if decision is None or decision.request_id is None or self.rollout.broken:
+        if decision is None or decision.request_id is None:
+            return
+        if decision.limited >= 0:
+            self.rollout.budget.rules[decision.limited].close_connection()
+        if self.rollout.broken:
             return
         try:
             self.rollout.journal.end(
@@ -126,6 +158,7 @@ class Connection:
                 decision.end_fields(time.monotonic_ns()),
                 denied=reason not in _ORDINARY_ENDS,
             )
+            self.rollout.held()
         except RecordError:
             self.rollout.break_record()
 
@@ -134,9 +167,7 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self.state = State.CLOSED
-        if self._timer is not None:
-            self._timer.cancel()
+        self.state = _CLOSED
         self.passage.drop(abort=abort)
         self.client.close(abort=abort)
         self.rollout.closed(self, counted=self._counted)
@@ -145,7 +176,7 @@ class Connection:
 
     def _client_event(self, events: int) -> None:
         try:
-            if events & WRITE and self.state is not State.TUNNEL:
+            if events & WRITE and self.state is not _TUNNEL:
                 self.client.flush()
             self._HANDLERS[self.state](self, events)
         except OSError:  # only this socket's own calls raise here; the other sides catch theirs
@@ -158,14 +189,16 @@ class Connection:
         if piece is None:
             return
         if not piece:
-            if self.buffer:
-                self._record_blank(Reason.MALFORMED_REQUEST, "closed within the head")
+            self.opening.ended()
             self.close()
             return
-        if self.state is State.IDLE:
-            self.enter(State.HEAD)
-        self.buffer += piece
-        self._next_head()
+        if self.state is _IDLE:
+            self.enter(_HEAD)
+        if self.buffer:
+            self.buffer += piece
+        else:
+            self.buffer[:] = piece
+        self.opening.read()
 
     def _on_wait(self, events: int) -> None:
         if events & GONE:
@@ -191,29 +224,29 @@ class Connection:
     _HANDLERS: ClassVar[dict[State, Callable[[Connection, int], None]]] = {
         State.IDLE: _on_head,
         State.HEAD: _on_head,
+        State.GATHER: _on_relay,
         State.RESOLVE: _on_wait,
         State.DIAL: _on_wait,
         State.FLIGHT: _on_relay,
+        State.HANDSHAKE: _on_wait,
         State.TUNNEL: _on_relay,
         State.EXCHANGE: _on_relay,
         State.DRAIN: _on_drain,
     }
 
-    def _next_head(self) -> None:
-        limits = self.rollout.rules.limits.head
-        try:
-            end = find_head(self.buffer, limits, scanned=self._scanned)
-            if end is None:
-                self._scanned = len(self.buffer)
-                return
-            head = parse_head(bytes(self.buffer[:end]), limits)
-        except Malformed as fault:
-            self._record_blank(fault.reason, fault.detail)
-            self._answer(fault.reason, fault.detail, status=fault.status)
+    def inside(self, origin: Origin, client: TlsStream | None) -> None:
+        """The tunnel ends here: from now on each request in it is decided on its own."""
+        self.conclude(Reason.INSPECTED)
+        if self.closed:
             return
-        del self.buffer[:end]
-        self._scanned = 0
-        self.passage.consider(head, self._number)
+        if client is not None:
+            self.client = client
+            client.adopt(self._client_event, self.fault)
+        self.origin = origin
+        self.enter(_HEAD)
+        self.opening.bound()
+        if self.buffer:
+            self.opening.read()
 
     def completed(self, *, keep: bool) -> None:
         """One exchange is complete; go on with the next request, or let the client read and go."""
@@ -223,39 +256,54 @@ class Connection:
         if not keep:
             self._drain()
         elif self.buffer:
-            self.enter(State.HEAD)
-            self._next_head()
+            self.enter(_HEAD)
+            self.opening.read()
         else:
-            self.enter(State.IDLE)
+            self.enter(_IDLE)
 
     # ---- saying no
 
     def deny(self, reason: Reason, detail: str = "", *, status: int | None = None) -> None:
         """Record the refusal of the current request and answer it."""
         self._record_denial(reason, detail)
-        self._answer(reason, detail, status=status)
+        self.answer(reason, detail, status=status)
 
     def fail(self, reason: Reason, detail: str = "") -> None:
         """End what was allowed with an error answer; only before any byte of a response went out."""
         decision = self.decision
+        refusal = None if decision is None else self.opening.refusal(decision.head, reason)
         if decision is not None:
             decision.status = status_of(reason)
         body = decision is None or decision.head.request.method != "HEAD"
         self.conclude(reason)
-        self._answer(reason, detail, body=body)
+        self.answer(reason, detail, body=body, refusal=refusal)
 
-    def _answer(self, reason: Reason, detail: str = "", *, status: int | None = None, body: bool | None = None) -> None:
+    def answer(
+        self,
+        reason: Reason,
+        detail: str = "",
+        *,
+        status: int | None = None,
+        body: bool | None = None,
+        refusal: bytes | None = None,
+    ) -> None:
+        """Tell the client why not, in the language that it spoke, and let it read and go."""
         if self.closed:
             return
         decision, self.decision = self.decision, None
         if body is None:
             body = decision is None or decision.head.request.method != "HEAD"
-        number = status if status is not None else status_of(reason)
-        retry_after_s = None
-        if reason is Reason.RATE_LIMITED:
-            retry_after_s = self.rollout.budget.retry_after_s(self._loop.now)
+        if refusal is None and decision is not None:
+            refusal = self.opening.refusal(decision.head, reason)
+        if refusal is None:
+            retry_after_s = None
+            if reason is Reason.RATE_LIMITED:
+                limited = -1 if decision is None else decision.limited
+                retry_after_s = self.rollout.budget.retry_after_s(self._loop.now, limited)
+            number = status if status is not None else status_of(reason)
+            refusal = error_response(number, reason, detail, retry_after_s=retry_after_s, body=body)
         try:
-            self.client.send(error_response(number, reason, detail, retry_after_s=retry_after_s, body=body))
+            self.client.send(refusal)
         except OSError:
             self.close()
             return
@@ -263,7 +311,7 @@ class Connection:
 
     def _drain(self) -> None:
         self.passage.drop()
-        self.enter(State.DRAIN)
+        self.enter(_DRAIN)
         self._on_drain(0)
 
     def record_permission(self, decision: Decision) -> bool:
@@ -272,7 +320,10 @@ class Connection:
             decision.request_id = self.rollout.journal.allow(decision.kind, decision.fields())
         except RecordError:
             self.rollout.break_record()  # ends this connection too
-        return decision.request_id is not None and not self.closed
+            return False
+        if decision.limited >= 0:
+            self.rollout.budget.rules[decision.limited].open_connection()
+        return not self.closed
 
     def _record_denial(self, reason: Reason, detail: str = "") -> None:
         decision, rollout = self.decision, self.rollout
@@ -287,20 +338,7 @@ class Connection:
             rollout.break_record()
         rollout.folded()
 
-    def _record_blank(self, reason: Reason, detail: str = "") -> None:
-        tunnel = self.buffer[: len(_CONNECT)] == _CONNECT
-        self.rollout.refuse_unread(reason, safe_text(detail), connection_id=self._number, tunnel=tunnel)
-
     # ---- time and faults
-
-    def _arm(self) -> None:
-        """Keep one timer that fires no later than the next limit; firing early costs less than re-arming."""
-        due_s = self._due()[0]
-        if self._timer is not None and self._timer.callback is not None and self._timer.when_s <= due_s:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, due_s - self._loop.now), self._tick, self.fault)
 
     def _due(self) -> tuple[float, Reason]:
         """Return when the next limit is reached, and which one."""
@@ -314,15 +352,19 @@ class Connection:
             dues.append((self.decision.started_s + limits.total_s, Reason.TOTAL_TIMEOUT))
         return min(dues, default=(self._loop.now + limits.total_s, Reason.TOTAL_TIMEOUT))
 
-    def _tick(self) -> None:
+    def sweep(self) -> None:
+        """Look whether a limit was reached; called a few times a second."""
         due_s, reason = self._due()
         if due_s > self._loop.now:
-            self._arm()
-        elif self.state is State.HEAD:
-            self._record_blank(reason)
-            self._answer(reason)
-        elif self.state in (State.IDLE, State.DRAIN):
+            return
+        if self.state is _HEAD:
+            self.opening.record_blank(reason)
+            self.answer(reason, refusal=self.opening.blank_refusal(reason))
+        elif self.state in (_IDLE, _DRAIN):
             self.close()
+        elif self.decision is None:
+            self.opening.record_blank(reason)
+            self.end(reason)
         elif self.passage.can_answer:
             self.fail(reason)
         else:
@@ -345,7 +387,7 @@ class Connection:
         where = "" if trace is None else f" at {trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
         what = safe_text(f"{type(fault).__name__}{where}: {fault}")
         if self.decision is None:
-            self._record_blank(Reason.INTERNAL_ERROR, what)
+            self.opening.record_blank(Reason.INTERNAL_ERROR, what)
         else:
             self.decision.ended["detail"] = what
         self.end(Reason.INTERNAL_ERROR)

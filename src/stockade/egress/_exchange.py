@@ -1,4 +1,4 @@
-"""One plain-HTTP request and its response.
+"""One request and its response.
 
 Neither side ever sees a byte of framing that the other one wrote: heads are rendered anew from their parsed parts,
 bodies are cut out by their framing and framed again. Buffers are bounded; the side that fills one waits.
@@ -7,16 +7,15 @@ bodies are cut out by their framing and framed again. Buffers are bounded; the s
 from __future__ import annotations
 
 import select
-import socket
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stockade.egress._body import Body
-from stockade.egress._loop import GONE, READ, WRITE, Fault, Loop
-from stockade.egress._stream import HIGH_WATER_BYTES, READ_BYTES, Stream
+from stockade.egress._chain import refusal_in
+from stockade.egress._loop import GONE, READ, WRITE
+from stockade.egress._stream import HIGH_WATER_BYTES, READ_BYTES
+from stockade.egress._tunnel import Tunnel
 from stockade.egress.gate import (
     CONTINUE,
-    Destination,
     Framing,
     Malformed,
     Meter,
@@ -29,37 +28,19 @@ from stockade.egress.gate import (
 )
 
 if TYPE_CHECKING:
+    from stockade.egress._connect import AnyStream, Upstream
     from stockade.egress._connection import Connection
     from stockade.egress._decision import Decision
 
+_NONE = Framing.NONE
+_LENGTH = Framing.LENGTH
+_CHUNKED = Framing.CHUNKED
+_UNTIL_CLOSE = Framing.UNTIL_CLOSE
 _ERROR = select.EPOLLERR
 _HTTP_1_1 = 11
 _SWITCHING_PROTOCOLS = 101
+_WEBSOCKET = b"websocket"
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-class Upstream:
-    """A connection to a judged address, kept for further requests to the identical destination."""
-
-    __slots__ = ("addresses", "destination", "peer", "service", "stream")
-
-    def __init__(
-        self, loop: Loop, sock: socket.socket, decision: Decision, on_event: Callable[[int], None], on_fault: Fault
-    ) -> None:
-        self.stream = Stream(loop, sock, on_event, on_fault)
-        self.destination = decision.head.request.destination
-        self.addresses = decision.addresses
-        self.peer = decision.peer
-        self.service = decision.service
-
-    def serves(self, destination: Destination) -> bool:
-        """Whether a request to ``destination`` may use this connection."""
-        if self.stream.closed or destination != self.destination:
-            return False
-        try:
-            return self.stream.peek() is None  # bytes that nobody asked for, or the end: not to be used again
-        except OSError:
-            return False
 
 
 class Exchange:
@@ -68,6 +49,7 @@ class Exchange:
     __slots__ = (
         "_body",
         "_buffer",
+        "_bytes",
         "_connection",
         "_decision",
         "_head",
@@ -78,8 +60,11 @@ class Exchange:
         "_response",
         "_response_body",
         "_reused",
+        "_scan",
         "_scanned",
+        "_tape",
         "_upstream",
+        "_whole",
         "answered",
         "detail",
     )
@@ -90,17 +75,37 @@ class Exchange:
         self._head = decision.head
         self._meter = meter
         self._body = Body(self._head.framing, self._head.length)
+        self._bytes = self._render()
         self._pending = b""
-        self._upstream: Stream | None = None
+        scanner = connection.rollout.scanner
+        self._scan = scanner.start() if scanner is not None and self._head.framing is not _NONE else None
+        self._tape = None if decision.tape is None else decision.tape(connection, decision)
+        self._upstream: AnyStream | None = None
         self._reused = False
         self._refused = False
         self._buffer = bytearray()
         self._scanned = 0
         self._response: ResponseHead | None = None
-        self._response_body = Body(Framing.NONE, 0)
+        self._response_body = Body(_NONE, 0)
         self._keep = False
         self.answered = False
         self.detail = ""
+
+    def _render(self) -> bytes:
+        """Return the head as it goes out: with the operator's credential in place of any that the client sent."""
+        grant, rollout, chain = self._decision.grant, self._connection.rollout, self._connection.rollout.shell.chain
+        self._whole = chain is not None and chain.takes_whole(self._decision)
+        claim = chain.claim(rollout.rollout_id) if chain is not None and self._whole else ()
+        if grant is None or not (grant.credential or grant.strip_credentials or self._head.upgrade):
+            return render_request_head(self._head, absolute=self._whole, add=claim)
+        add = (*rollout.credential(grant.credential), *claim)
+        drop = self._head.credentials if grant.credential or grant.strip_credentials else frozenset[str]()
+        return render_request_head(self._head, upgrade=self._websocket, absolute=self._whole, drop=drop, add=add)
+
+    @property
+    def _websocket(self) -> bool:
+        """Whether a WebSocket was asked for, and a rule allows it; any other upgrade is not passed on (case 60)."""
+        return self._head.upgrade == _WEBSOCKET and self._decision.grant is not None and self._decision.grant.websocket
 
     # ---- before the permission
 
@@ -110,26 +115,32 @@ class Exchange:
         A malformed chunk that came with the head is refused before anything is dialled (egress case 54), and so
         is a body that is announced as larger than the budget has left.
         """
-        try:
-            self._pending, rest = self._body.feed(bytes(self._connection.buffer))
-        except Malformed as fault:
-            self.detail = fault.detail
-            return fault.reason
-        self._connection.buffer[:] = rest
-        announced = self._head.length if self._head.framing is Framing.LENGTH else len(self._pending)
-        return self._over(len(render_request_head(self._head)) + announced)
+        if self._decision.body is not None:
+            self._pending, self._body.done = self._decision.body, True
+        elif self._head.framing is not _NONE:
+            try:
+                self._pending, rest = self._body.feed(bytes(self._connection.buffer))
+            except Malformed as fault:
+                self.detail = fault.detail
+                return fault.reason
+            self._connection.buffer[:] = rest
+        announced = self._head.length if self._head.framing is _LENGTH else len(self._pending)
+        return self._over(len(self._bytes) + announced) or self._secret(self._pending)
 
     def _over(self, size: int) -> Reason | None:
         """Return why ``size`` more bytes may not go out, without counting them."""
-        if size <= self._meter.left_out:
-            return None
-        return self._exceeded()
+        return None if size <= self._meter.left_out else self._meter.exceeded
 
-    def _exceeded(self) -> Reason:
-        limits, budget = self._connection.rollout.rules.limits, self._connection.rollout.budget
-        # The rollout's cap is named when it is the tighter one of the two.
-        tighter = budget.left_out <= limits.bytes_out_per_request - self._meter.bytes_out
-        return Reason.BYTES_OUT_EXCEEDED if tighter else Reason.REQUEST_TOO_LARGE
+    def _secret(self, data: bytes) -> Reason | None:
+        """Look for what must not leave; a secret that is cut in two is found when its last piece comes."""
+        if self._scan is None or not data:
+            return None
+        found = self._scan.feed(data)
+        if found is None:
+            return None
+        self.detail = found
+        self._decision.ended["detail"] = found
+        return Reason.SECRET_FOUND
 
     # ---- the request
 
@@ -137,14 +148,17 @@ class Exchange:
         """Send the head and what is there of the body."""
         self._upstream = upstream.stream
         self._reused = reused
-        if not self._send_up(render_request_head(self._head)) or not self._forward(self._pending):
+        # One packet for head and body: the usual request costs one system call up.
+        rendered = b"" if self._head.framing is _NONE else self._rendered(self._pending)
+        if not self._send_up(self._bytes + rendered):
             return
         client = self._connection.client
         if self._head.expect_continue and not self._body.done and not self._pending:
             # Answered here: the decision is made, and an upstream that never says 100 must not stall us.
             client.send(CONTINUE)
         self._pending = b""
-        client.want(read=not self._body.done)
+        if client.reading is self._body.done:
+            client.want(read=not self._body.done)
         # A client that pipelines but reads no answers waits for itself.
         self._upstream.want(read=len(client.out) <= HIGH_WATER_BYTES)
 
@@ -169,7 +183,7 @@ class Exchange:
         left = self._meter.left_out
         if left <= 0:
             if client.peek():
-                self._stop(self._exceeded())
+                self._stop(self._meter.exceeded)
             return
         piece = client.receive(min(READ_BYTES, left))
         if piece is None:
@@ -185,14 +199,14 @@ class Exchange:
             self._stop(fault.reason)
             return
         self._connection.buffer += rest
-        if self._forward(data) and self._body.done:
+        reason = self._secret(data)
+        if reason is not None:
+            self._stop(reason)
+        elif self._send_up(self._rendered(data)) and self._body.done:
             client.want(read=False)
 
-    def _forward(self, data: bytes) -> bool:
-        """Send a piece of the body up; return whether the exchange goes on."""
-        if self._head.framing is Framing.NONE:
-            return True
-        return self._send_up(self._body.render(data, chunked=self._head.framing is Framing.CHUNKED))
+    def _rendered(self, data: bytes) -> bytes:
+        return self._body.render(data, chunked=self._head.framing is _CHUNKED)
 
     def _send_up(self, data: bytes) -> bool:
         if self._upstream is None or not data or self._refused:
@@ -250,10 +264,14 @@ class Exchange:
         self._take(piece)
 
     def _take(self, piece: bytes) -> None:
+        head = b""
         try:
             if self._response is None:
-                self._buffer += piece
-                piece = self._read_head()
+                if self._buffer:
+                    self._buffer += piece
+                else:
+                    self._buffer[:] = piece
+                piece, head = self._read_head()
                 if self._response is None:
                     return
             data, rest = self._response_body.feed(piece)
@@ -261,49 +279,71 @@ class Exchange:
             self._decision.ended["detail"] = fault.detail
             self._stop(fault.reason)
             return
-        self._send_down(data)
+        self._send_down(head, data)
         if self._response_body.done:
             self._finish(clean=not rest)
 
-    def _read_head(self) -> bytes:
-        """Return the bytes after the final response head once it is there; interim ones are dropped."""
+    def _read_head(self) -> tuple[bytes, bytes]:
+        """Return the bytes after the final response head once it is there, and what of it goes to the client."""
         limits = self._connection.rollout.rules.limits.head
         while True:
             end = find_response_head(self._buffer, limits, scanned=self._scanned)
             if end is None:
                 self._scanned = len(self._buffer)
-                return b""
-            head = parse_response_head(bytes(self._buffer[:end]), limits, method=self._head.request.method)
+                return b"", b""
+            raw, method = bytes(self._buffer[:end]), self._head.request.method
+            head = parse_response_head(raw, limits, method=method, upgrade=self._websocket)
+            refusal = refusal_in(raw) if self._whole else None
+            if refusal is not None:
+                raise Malformed(Reason.UPSTREAM_FAILED, f"the gateway said {refusal}", status=502)
             del self._buffer[:end]
             self._scanned = 0
             if head.status == _SWITCHING_PROTOCOLS:
-                # Upgrade is never forwarded, so nobody asked for this (egress case 60).
-                raise Malformed(Reason.UPSTREAM_MALFORMED, "unasked switch of protocols", status=502)
+                self._switch(head)
+                return b"", b""
             if not head.interim:
                 break
-        self._answer(head)
+        rendered = self._answer(head)
         rest = bytes(self._buffer)
         self._buffer.clear()
-        return rest
+        return rest, rendered
 
-    def _answer(self, head: ResponseHead) -> None:
+    def _switch(self, head: ResponseHead) -> None:
+        """Pass the 101 on; what follows is relayed both ways, counted and capped (case 82)."""
+        upstream, connection = self._upstream, self._connection
+        if upstream is None:
+            return
+        self._decision.status = head.status
+        self.answered = True
+        connection.client.send(render_response_head(head, version=self._head.version, keep_alive=True))
+        early = bytes(self._buffer)
+        self._buffer.clear()
+        self._upstream = None
+        tunnel = Tunnel(connection, self._decision, self._meter, upstream)
+        connection.passage.upgraded(tunnel)
+        tunnel.switch(early)
+
+    def _answer(self, head: ResponseHead) -> bytes:
+        if self._tape is not None:
+            self._tape.begin(head)
         self._response = head
         self._response_body = Body(head.framing, head.length, upstream=True)
-        by_close = head.framing is Framing.UNTIL_CLOSE or (
-            head.framing is Framing.CHUNKED and self._head.version < _HTTP_1_1
-        )
+        by_close = head.framing is _UNTIL_CLOSE or (head.framing is _CHUNKED and self._head.version < _HTTP_1_1)
         # An answer to a body that has not come ends the connection: where the next head starts is not known.
         self._keep = self._head.keep_alive and self._body.done and not by_close
         self._decision.status = head.status
         self._decision.ended["response_headers_bytes"] = head.size_bytes
         self.answered = True
-        self._connection.client.send(render_response_head(head, version=self._head.version, keep_alive=self._keep))
+        return render_response_head(head, version=self._head.version, keep_alive=self._keep)
 
-    def _send_down(self, data: bytes) -> None:
+    def _send_down(self, head: bytes, data: bytes) -> None:
+        """Send what there is in one piece: each system call of a small response costs more than reading it."""
         if self._response is None:
             return
-        chunked = self._response.framing is Framing.CHUNKED and self._head.version >= _HTTP_1_1
-        rendered = self._response_body.render(data, chunked=chunked)
+        if self._tape is not None and data:
+            self._tape.write(data)
+        chunked = self._response.framing is _CHUNKED and self._head.version >= _HTTP_1_1
+        rendered = head + self._response_body.render(data, chunked=chunked)
         client = self._connection.client
         if rendered:
             client.send(rendered)
@@ -328,12 +368,21 @@ class Exchange:
 
     @property
     def _repeatable(self) -> bool:
-        return self._head.request.method in _REPEATABLE and self._head.framing is Framing.NONE
+        return self._head.request.method in _REPEATABLE and self._head.framing is _NONE
 
     def _finish(self, *, clean: bool) -> None:
         response = self._response
+        if self._tape is not None and not self._tape.commit():
+            # What cannot be kept must not be used either: a replay would differ (record mode only).
+            self._connection.end(Reason.STORE_FAILED)
+            return
         reusable = clean and response is not None and response.keep_alive and self._body.done and not self._refused
         self._connection.passage.exchanged(keep=self._keep, reusable=reusable)
+
+    def close(self) -> None:
+        """Forget what was being kept of the response."""
+        if self._tape is not None:
+            self._tape.abort()
 
     def _stop(self, reason: Reason) -> None:
         """End with an error answer if none has begun, else by a reset that no client takes for an end."""

@@ -69,6 +69,7 @@ class Loop:
     _epoll: select.epoll = field(default_factory=select.epoll)
     _watches: dict[int, Watch] = field(default_factory=dict)
     _timers: list[tuple[float, int, Timer]] = field(default_factory=list)
+    _deferred: list[tuple[Callable[[], None], Fault]] = field(default_factory=list)
     _order: int = 0
     _running: bool = False
 
@@ -117,6 +118,10 @@ class Loop:
         heapq.heappush(self._timers, (timer.when_s, self._order, timer))
         return timer
 
+    def defer(self, callback: Callable[[], None], on_fault: Fault) -> None:
+        """Call ``callback`` once, when everything of this round is done and before the loop waits again."""
+        self._deferred.append((callback, on_fault))
+
     def stop(self) -> None:
         """Leave :meth:`run` after the current round."""
         self._running = False
@@ -124,15 +129,22 @@ class Loop:
     def run(self) -> None:
         """Serve until :meth:`stop`."""
         self._running = True
+        poll, watches, now = self._epoll.poll, self._watches, time.monotonic
         while self._running:
-            ready = self._epoll.poll(self._wait_s(), _MAX_EVENTS)
-            self.now = time.monotonic()
+            ready = poll(self._wait_s(), _MAX_EVENTS)
+            self.now = now()
             # A handler of this round may close a descriptor, and a new one may get its number: so the watches
             # are looked up before the first handler runs, and each is asked whether it still lives.
-            for watch, events in [(self._watches.get(fd), events) for fd, events in ready]:
+            for watch, events in [(watches.get(fd), events) for fd, events in ready]:
                 if watch is not None and watch.live:
-                    self._guard(watch.on_fault, watch.handler, events)
+                    try:
+                        watch.handler(events)
+                    except Exception as fault:  # noqa: BLE001 - the loop outlives every handler
+                        self._failed(watch.on_fault, fault)
             self._fire()
+            if self._deferred:
+                self._settle()
+        self._settle()
 
     def close(self) -> None:
         """Close the epoll descriptor; the watched ones belong to their owners."""
@@ -150,14 +162,22 @@ class Loop:
             timer = heapq.heappop(self._timers)[2]
             callback, timer.callback = timer.callback, None
             if callback is not None:
-                self._guard(timer.on_fault, callback)
+                try:
+                    callback()
+                except Exception as fault:  # noqa: BLE001 - as above
+                    self._failed(timer.on_fault, fault)
 
-    def _guard(self, on_fault: Fault, call: Callable[..., None], *events: int) -> None:
-        try:
-            call(*events)
-        except Exception as fault:  # noqa: BLE001 - the loop outlives every handler
-            self.faults += 1
+    def _settle(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for callback, on_fault in deferred:
             try:
-                on_fault(fault)
-            except Exception:  # noqa: BLE001 - a failing clean-up must not end the loop either
-                self.faults += 1
+                callback()
+            except Exception as fault:  # noqa: BLE001 - as above
+                self._failed(on_fault, fault)
+
+    def _failed(self, on_fault: Fault, fault: Exception) -> None:
+        self.faults += 1
+        try:
+            on_fault(fault)
+        except Exception:  # noqa: BLE001 - a failing clean-up must not end the loop either
+            self.faults += 1

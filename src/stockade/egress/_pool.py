@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from stockade.egress import _wire
 from stockade.egress._channel import Channel, ChannelLost, Refused, answer_table
-from stockade.egress._slot import Detached, EgressFault, Held, PoolStats, Slot, host_addresses
+from stockade.egress._ledger import LedgerFault, live_accounts, make_ledger
+from stockade.egress._roles import Role
+from stockade.egress._settings import Equipment, Settings
+from stockade.egress._slot import Detached, EgressFault, Held, PoolStats, Slot, host_addresses, summed
 from stockade.egress._usage import Usage, context_json, head_from, head_json
 from stockade.egress._wire import Message, WireError
 from stockade.egress.gate import Rules
@@ -35,11 +40,10 @@ class EgressPool:
 
     The agent keeps a duplicate of every listener and record descriptor. When a worker dies, its connections die
     with it, its listeners queue new ones, and a fresh worker takes both over: the chain goes on where
-    :func:`stockade.events.recover_head` finds its end, and the budget goes on from the last report. Reports come
-    every second, and whenever a rollout moved a sixteenth of its smaller byte cap; so one crash can forget at most the
-    requests of one second, and of the bytes that sixteenth plus one turn of the relay (2 MiB) per connection.
-    ``CRASHES`` crashes within ``CRASH_WINDOW_S`` seconds, or a record that cannot be taken up again, end the attempts:
-    ``on_fault(rollout_id, why)`` is called for each rollout concerned, which then has no way out any more.
+    :func:`stockade.events.recover_head` finds its end, and budget and fake addresses go on in the memory that the
+    dead worker counted in, so a crash forgets not one byte. ``CRASHES`` crashes within ``CRASH_WINDOW_S`` seconds, or a
+    record that cannot be taken up again, end the attempts: ``on_fault(rollout_id, why)`` is called for each rollout
+    concerned, which then has no way out any more.
 
     ``on_broken(rollout_id, why)`` is called when a worker could not write a rollout's record; it denies everything from
     then on. Callbacks run in the event loop and must not block. ``own_addresses`` gives the addresses of this host,
@@ -52,7 +56,9 @@ class EgressPool:
     def __init__(
         self,
         *,
-        resolvers: Sequence[str],
+        resolvers: Sequence[str] = (),
+        settings: Settings | None = None,
+        equipment: Equipment | None = None,
         workers: int = 2,
         uid: int | None = None,
         gid: int | None = None,
@@ -63,12 +69,14 @@ class EgressPool:
     ) -> None:
         if workers < 1:
             raise ValueError("an egress pool needs at least one worker")
-        self._resolvers = tuple(resolvers)
+        self._settings = settings or Settings(resolvers=tuple(resolvers))
+        self._equipment = equipment or Equipment()
         self._uid, self._gid = uid, gid
         self._own_addresses = own_addresses or host_addresses
         self._prefix = tuple(prefix)
         self._on_broken, self._on_fault = on_broken, on_fault
-        self._slots = [Slot() for _ in range(workers)]
+        self._slots = [Slot(place=place) for place in range(workers)]
+        self._run_ledger = -1 if self._settings.run_limits is None else make_ledger(accounts=1 + live_accounts(workers))
         self._watchman: asyncio.Task[None] | None = None
         self._closing = False
         self._restarts = 0
@@ -108,6 +116,9 @@ class EgressPool:
             slot.ready.clear()
             while slot.held:
                 slot.held.popitem()[1].close()
+        if self._run_ledger >= 0:
+            os.close(self._run_ledger)
+            self._run_ledger = -1
 
     # ---- rollouts
 
@@ -117,21 +128,28 @@ class EgressPool:
         *,
         context: Context,
         rules: Rules,
-        listener: int,
+        listener: int | None = None,
+        sockets: Mapping[int, Role] | None = None,
         record: int,
         record_path: Path,
     ) -> None:
-        """Give a rollout its way out: whoever connects to ``listener`` is this rollout.
+        """Give a rollout its way out: whoever connects to one of its sockets is this rollout.
 
-        ``listener`` is a listening stream socket, ``record`` the file at ``record_path`` opened for appending, empty or
-        with the earlier part of this chain; both are duplicated, the caller keeps its own. Raises
-        :class:`EgressFault`, and RecordError if the file cannot be gone on with.
+        ``sockets`` are descriptors with their roles; ``listener`` is short for one listening stream socket that speaks
+        HTTP and SOCKS5. ``record`` is the file at ``record_path`` opened for appending, empty or with the earlier part
+        of this chain. All are duplicated, the caller keeps its own. Raises :class:`EgressFault`, and RecordError if the
+        file cannot be gone on with.
         """
         if self._closing:
             raise EgressFault("the egress pool is closed")
         if any(rollout_id in slot.held for slot in self._slots):
             raise EgressFault(f"{rollout_id} is attached already")
-        held = Held(rollout_id, context, rules.to_json(), os.dup(listener), os.dup(record), record_path)
+        own = dict(sockets or {})
+        if listener is not None:
+            own[listener] = Role.PROXY
+        if not own:
+            raise EgressFault(f"{rollout_id} has no socket to be reached by")
+        held = Held.keep(rollout_id, context, rules, own, record, record_path)
         try:
             await self._place(held)
         except BaseException:
@@ -151,9 +169,9 @@ class EgressPool:
                 raise EgressFault(f"{rollout_id} is not attached")
             try:
                 head = await self._let_go(slot, held)
-                return Detached(self._seal(held, head) if seal else head, held.usage or Usage({}))
+                return Detached(self._seal(held, head) if seal else head, held.usage)
             finally:
-                held.close()
+                slot.forget(held)
 
     async def revoke(self, rollout_id: str) -> int:
         """Cut a rollout off within a second: its connections end, later ones are refused. Returns how many ended."""
@@ -168,29 +186,14 @@ class EgressPool:
                 held.revoked = True
         return sum(await asyncio.gather(*(self._revoke(slot, None) for slot in self._slots)))
 
-    def usage(self, rollout_id: str) -> Usage | None:
-        """Return the last report about a rollout, at most a second old; None before the first one."""
+    def usage(self, rollout_id: str) -> Usage:
+        """Return what a rollout used until now."""
         return self._slot_of(rollout_id).held[rollout_id].usage
 
     async def stats(self) -> PoolStats:
-        """Return counters; workers that do not answer count as zero."""
+        """Return what the pool is doing and did; a worker that does not answer stands where it stood before."""
         answers = await asyncio.gather(*(self._ask_stats(slot) for slot in self._slots))
-        running = [slot for slot in self._slots if slot.ready.is_set()]
-
-        def total(key: str) -> int:
-            values = (answer.get(key) for answer in answers)
-            return sum(value for value in values if isinstance(value, int))
-
-        levels = {slot.landlock for slot in running} or {"unenforced"}
-        return PoolStats(
-            workers=len(running),
-            rollouts=sum(len(slot.held) for slot in self._slots),
-            connections=total("connections"),
-            queries=total("queries"),
-            faults=total("faults"),
-            restarts=self._restarts,
-            landlock=levels.pop() if len(levels) == 1 else "unenforced",
-        )
+        return summed(self._slots, answers, restarts=self._restarts)
 
     @property
     def pids(self) -> list[int]:
@@ -217,22 +220,36 @@ class EgressPool:
         """Start a worker and hand it all rollouts of the slot."""
         channel = Channel(lambda message: self._news(slot, message))
         try:
-            ready = await channel.start(
-                self._prefix, resolvers=self._resolvers, own_addresses=self._own(), uid=self._uid, gid=self._gid
-            )
-            slot.channel, slot.landlock = channel, _wire.text(ready, "landlock")
+            ready = await self._configure(channel, slot)
+            slot.channel = channel
+            slot.landlock, slot.seccomp = _wire.text(ready, "landlock"), _wire.text(ready, "seccomp")
             for held in list(slot.held.values()):
                 try:
                     await self._hand_over(channel, held)
-                except (Refused, RecordError) as error:
+                except (Refused, RecordError, LedgerFault) as error:
                     del slot.held[held.rollout_id]
-                    held.close()
+                    slot.forget(held)
                     self._on_fault(held.rollout_id, str(error))
         except BaseException:
             channel.kill()
             await channel.aclose()
             raise
         slot.ready.set()
+
+    async def _configure(self, channel: Channel, slot: Slot) -> Message:
+        """Start the process, and give it what all workers are given."""
+        with self._equipment.descriptors(run_ledger=self._run_ledger) as given:
+            return await channel.start(
+                self._prefix,
+                list(given.values()),
+                settings=msgspec.json.encode(self._settings).decode("utf-8"),
+                parts=list(given),
+                place=slot.place,
+                places=len(self._slots),
+                own_addresses=self._own(),
+                uid=self._uid,
+                gid=self._gid,
+            )
 
     async def _place(self, held: Held) -> None:
         for _ in range(len(self._slots) + 1):
@@ -259,12 +276,11 @@ class EgressPool:
         head = recover_head(held.path)
         await channel.ask(
             "attach",
-            (held.listener, held.record),
+            held.descriptors,
             rollout_id=held.rollout_id,
             context=context_json(held.context),
-            rules=held.rules,
             chain_start=head_json(head) if head.seq else None,
-            usage=None if held.usage is None else held.usage.to_json(),
+            roles=[role.value for role, _ in held.sockets],
             revoked=held.revoked,
             own_addresses=self._own(),
         )
@@ -275,7 +291,6 @@ class EgressPool:
         if channel is not None and not channel.ended.is_set():
             try:
                 answer = await channel.ask("detach", rollout_id=held.rollout_id)
-                held.usage = Usage.from_json(answer_table(answer, "usage"))
                 if answer.get("broken") is not False:
                     raise RecordError(f"the record of {held.rollout_id} broke")
                 head = recover_head(held.path)
@@ -288,7 +303,7 @@ class EgressPool:
         return recover_head(held.path)
 
     def _seal(self, held: Held, head: ChainHead) -> ChainHead:
-        usage = held.usage or Usage({})
+        usage = held.usage
         writer = ChainWriter(held.record, held.context, Producer.EGRESS, start=head if head.seq else None)
         return writer.seal(
             bytes_out=usage.bytes_out,
@@ -337,6 +352,7 @@ class EgressPool:
                 self._give_up(slot, f"the egress worker ended {CRASHES} times within {CRASH_WINDOW_S:g} s")
                 return
             with contextlib.suppress(ChannelLost, Refused, WireError, OSError):
+                slot.succeed()
                 await self._launch(slot)
                 self._restarts += 1
 
@@ -344,7 +360,7 @@ class EgressPool:
         slot.channel = None
         while slot.held:
             rollout_id, held = slot.held.popitem()
-            held.close()
+            slot.forget(held)
             self._on_fault(rollout_id, why)
 
     async def _watch(self) -> None:
@@ -363,10 +379,8 @@ class EgressPool:
                 if rollout_id in slot.held:
                     self._on_broken(rollout_id, "its record cannot be written")
                 return
-            rollouts = _wire.table(message, "rollouts")
-            for rollout_id in rollouts:
-                if rollout_id in slot.held:
-                    slot.held[rollout_id].usage = Usage.from_json(_wire.table(rollouts, rollout_id))
+            if _wire.text(message, "event") != "alive":
+                raise WireError("unknown news")
         except WireError:
             if slot.channel is not None:
                 slot.channel.kill()

@@ -1,29 +1,27 @@
-"""One DNS question: what is asked of which server, and what of the answers is believed."""
+"""One DNS question: which server is asked, and whose answer is believed."""
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-import dns.exception
-import dns.flags
-import dns.message
-import dns.name
-import dns.rcode
-import dns.rdatatype
+from functools import cached_property
 
 from stockade.egress._loop import READ, WRITE, Loop, Timer, Watch
+from stockade.egress._message import NOERROR, NXDOMAIN, Query, Reply, make_query, read_reply
 from stockade.egress.gate import Address
 
 _DNS_PORT = 53
 _ATTEMPT_S = 1.5
-_EDNS_PAYLOAD_BYTES = 1232
+_LEAST_S = 0.01
+"""With less time left than this nobody is asked any more."""
+_DATAGRAM_BYTES = 4096
+"""More than we say that we take; what is longer is cut off, and then cannot be read."""
 _TCP_ANSWER_BYTES = 32 * 1024
 _TCP_PREFIX_BYTES = 2
 _DATAGRAMS_PER_EVENT = 8
+_SOCKET_FLAGS = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 
 
 class Outcome(StrEnum):
@@ -36,7 +34,7 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed_out"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Server:
     """One recursive resolver."""
 
@@ -65,50 +63,74 @@ class Server:
         """The socket family to reach it by."""
         return socket.AF_INET if self.address.version == 4 else socket.AF_INET6
 
-    @property
+    @cached_property
     def sockaddr(self) -> tuple[str, int]:
         """What ``connect`` takes."""
         return str(self.address), self.port
 
 
 class Question:
-    """One type of one name, asked of one server after the other; ``settled()`` is called when ``outcome`` is set."""
+    """One type of one name, asked of one server after the other; ``settled()`` is called when ``outcome`` is set.
 
-    __slots__ = ("_attempt", "_loop", "_name", "_servers", "_settled", "_type", "addresses", "outcome", "tries")
+    ``name`` is in wire form, ``plain`` holds the servers that do not keep the case of a question; this adds to it.
+    ``deadline_s`` is when the last server's time is over. ``ttl_s`` is for how long ``addresses`` hold.
+    """
+
+    __slots__ = (
+        "_attempt",
+        "_deadline_s",
+        "_loop",
+        "_name",
+        "_plain",
+        "_servers",
+        "_settled",
+        "_type",
+        "addresses",
+        "outcome",
+        "tries",
+        "ttl_s",
+    )
 
     def __init__(
         self,
         loop: Loop,
         servers: Sequence[Server],
-        name: dns.name.Name,
-        rdtype: dns.rdatatype.RdataType,
+        plain: set[Server],
+        name: bytes,
+        rrtype: int,
+        deadline_s: float,
         settled: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._servers = servers
+        self._plain = plain
         self._name = name
-        self._type = rdtype
+        self._type = rrtype
+        self._deadline_s = deadline_s
         self._settled = settled
         self._attempt: _Attempt | None = None
         self.tries = 0
         self.addresses: tuple[Address, ...] = ()
+        self.ttl_s = 0
         self.outcome: Outcome | None = None
 
     def ask(self) -> None:
-        """Ask the next server, round and round, until the look-up's time is over."""
+        """Ask the next server, round and round, until the time is over."""
         self.close()
+        left_s = self._deadline_s - self._loop.now
         if not self._servers:
             self._settle(Outcome.SERVER_FAILED)
-            return
-        server = self._servers[self.tries % len(self._servers)]
-        self.tries += 1
-        query = dns.message.make_query(
-            self._name, self._type, use_edns=0, payload=_EDNS_PAYLOAD_BYTES, id=secrets.randbelow(1 << 16)
-        )
-        try:
-            self._attempt = _Attempt(self._loop, server, query, self)
-        except OSError:
-            self.failed()
+        elif left_s < _LEAST_S:
+            self._settle(Outcome.TIMED_OUT)
+        else:
+            self.tries += 1
+            self._try(self._servers[(self.tries - 1) % len(self._servers)], min(left_s, _ATTEMPT_S))
+
+    def hurry(self, deadline_s: float) -> None:
+        """Take no longer than until ``deadline_s``."""
+        self._deadline_s = min(self._deadline_s, deadline_s)
+        if self._attempt is not None:
+            self._attempt.hurry(self._deadline_s)
 
     def close(self) -> None:
         """Drop the attempt that is under way."""
@@ -123,28 +145,40 @@ class Question:
         else:
             self._settle(Outcome.SERVER_FAILED)
 
-    def answered(self, message: dns.message.Message) -> None:
-        """Read an answer that is known to be one to this question."""
-        code = message.rcode()
-        if code == dns.rcode.NXDOMAIN:
+    def respelt(self, server: Server) -> None:
+        """Ask ``server`` again, in small letters: it does not keep the case of a question.
+
+        Who could forge the answer that led here had guessed id and port, and has to do so once more.
+        """
+        self.close()
+        self._plain.add(server)
+        left_s = self._deadline_s - self._loop.now
+        if left_s < _LEAST_S:
+            self._settle(Outcome.TIMED_OUT)
+        else:
+            self._try(server, min(left_s, _ATTEMPT_S))
+
+    def answered(self, reply: Reply) -> None:
+        """Take an answer that is known to be one to this question."""
+        if reply.code == NXDOMAIN:
             self._settle(Outcome.NO_NAME)
-            return
-        if code != dns.rcode.NOERROR or not isinstance(message, dns.message.QueryMessage):
+        elif reply.code != NOERROR:
             self.failed()
-            return
-        try:
-            rrset = message.resolve_chaining().answer
-        except dns.exception.DNSException:  # a loop, or a chain that is too long
-            self.failed()
-            return
-        if rrset is not None and rrset.rdtype == self._type:
-            self.addresses = tuple(Address.parse(str(rdata.address)) for rdata in rrset)
-        self._settle(Outcome.FOUND if self.addresses else Outcome.NO_ADDRESS)
+        else:
+            self.addresses, self.ttl_s = reply.addresses, reply.ttl_s
+            self._settle(Outcome.FOUND if self.addresses else Outcome.NO_ADDRESS)
 
     def fault(self, _fault: Exception) -> None:
         """Whatever goes wrong in here is no answer."""
         self.addresses = ()
         self._settle(Outcome.SERVER_FAILED)
+
+    def _try(self, server: Server, time_s: float) -> None:
+        query = make_query(self._name, self._type, mixed=server not in self._plain)
+        try:
+            self._attempt = _Attempt(self._loop, server, query, time_s, self)
+        except OSError:
+            self.failed()
 
     def _settle(self, outcome: Outcome) -> None:
         self.close()
@@ -157,21 +191,29 @@ class _Attempt:
 
     __slots__ = ("_buffer", "_loop", "_query", "_question", "_server", "_sock", "_timer", "_watch")
 
-    def __init__(self, loop: Loop, server: Server, query: dns.message.Message, question: Question) -> None:
+    def __init__(self, loop: Loop, server: Server, query: Query, time_s: float, question: Question) -> None:
         self._loop = loop
         self._server = server
         self._query = query
         self._question = question
-        self._buffer = bytearray()
-        self._sock = self._open(socket.SOCK_DGRAM)
+        self._buffer = b""
+        self._sock = socket.socket(server.family, socket.SOCK_DGRAM | _SOCKET_FLAGS)
         try:
             self._sock.connect(server.sockaddr)
-            self._sock.send(query.to_wire())
+            self._sock.send(query.wire)
+            self._watch: Watch = loop.watch(self._sock.fileno(), self._on_datagram, question.fault, READ)
         except OSError:
             self._sock.close()
             raise
-        self._timer: Timer = loop.call_later(_ATTEMPT_S, question.ask, question.fault)
-        self._watch: Watch = loop.watch(self._sock.fileno(), self._on_datagram, question.fault, READ)
+        self._timer: Timer = loop.call_later(time_s, question.ask, question.fault)
+
+    def hurry(self, deadline_s: float) -> None:
+        """End no later than at ``deadline_s``."""
+        if self._timer.when_s > deadline_s:
+            self._timer.cancel()
+            self._timer = self._loop.call_later(
+                max(0.0, deadline_s - self._loop.now), self._question.ask, self._question.fault
+            )
 
     def close(self) -> None:
         """Close the socket."""
@@ -179,42 +221,44 @@ class _Attempt:
         self._loop.unwatch(self._watch)
         self._sock.close()
 
-    def _open(self, kind: socket.SocketKind) -> socket.socket:
-        return socket.socket(self._server.family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-
     def _on_datagram(self, _events: int) -> None:
         for _ in range(_DATAGRAMS_PER_EVENT):
             try:
-                wire = self._sock.recv(1 << 16)
+                wire = self._sock.recv(_DATAGRAM_BYTES)
             except BlockingIOError:
                 return
             except OSError:  # ECONNREFUSED: nobody listens there
                 self._question.failed()
                 return
-            message = self._parse(wire)
-            if message is None:
+            reply = read_reply(wire, self._query)
+            if reply is None:
                 continue  # a forgery must not end the wait for the true answer (RFC 5452)
-            if message.flags & dns.flags.TC:
+            if reply.truncated:
                 self._ask_tcp()
             else:
-                self._question.answered(message)
+                self._believe(reply)
             return
+
+    def _believe(self, reply: Reply) -> None:
+        if reply.respelt:
+            self._question.respelt(self._server)
+        else:
+            self._question.answered(reply)
 
     def _ask_tcp(self) -> None:
         self._loop.unwatch(self._watch)
         self._sock.close()
         try:
-            self._sock = self._open(socket.SOCK_STREAM)
+            self._sock = socket.socket(self._server.family, socket.SOCK_STREAM | _SOCKET_FLAGS)
             self._sock.connect_ex(self._server.sockaddr)  # a refusal shows when the socket is written to
+            self._watch = self._loop.watch(self._sock.fileno(), self._on_stream, self._question.fault, WRITE)
         except OSError:
             self._question.failed()
-            return
-        self._watch = self._loop.watch(self._sock.fileno(), self._on_stream, self._question.fault, WRITE)
 
     def _on_stream(self, events: int) -> None:
         try:
             if events & WRITE:
-                wire = self._query.to_wire()
+                wire = self._query.wire
                 self._sock.send(len(wire).to_bytes(_TCP_PREFIX_BYTES, "big") + wire)
                 self._loop.interest(self._watch, READ)
                 return
@@ -230,16 +274,8 @@ class _Attempt:
         end = _TCP_PREFIX_BYTES + size
         if len(self._buffer) < end and piece and size <= _TCP_ANSWER_BYTES:
             return
-        message = self._parse(bytes(self._buffer[_TCP_PREFIX_BYTES:end]))
-        if message is None or message.flags & dns.flags.TC:
+        reply = read_reply(self._buffer[_TCP_PREFIX_BYTES:end], self._query)
+        if reply is None or reply.truncated:
             self._question.failed()
         else:
-            self._question.answered(message)
-
-    def _parse(self, wire: bytes) -> dns.message.Message | None:
-        """Return the answer to our query in ``wire``, or None for anything else."""
-        try:
-            message = dns.message.from_wire(wire)
-            return message if message.question and self._query.is_response(message) else None
-        except (dns.exception.DNSException, ValueError, IndexError, KeyError):
-            return None
+            self._believe(reply)

@@ -18,6 +18,8 @@ _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 256 * 1024
 _FREE_PIPES = 64
 _FLAGS = 1 | 2  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK
+_COPY_BYTES = 64 * 1024
+"""What a direction moves by plain reads and writes first: for a handshake and a small answer a pipe costs more."""
 _ROUNDS = 8
 """Moves per readiness event: a fast tunnel must not starve the others."""
 
@@ -81,7 +83,7 @@ class Pump:
     ``left()`` is how many bytes the budget still grants, ``count(n)`` takes note of ``n`` that were read.
     """
 
-    __slots__ = ("_count", "_held", "_left", "_pipe", "_pipes", "_source", "_target", "ended")
+    __slots__ = ("_copied", "_count", "_held", "_left", "_pipe", "_pipes", "_source", "_target", "ended")
 
     def __init__(
         self,
@@ -99,12 +101,15 @@ class Pump:
         self._count = count
         self._pipe: Pipe | None = None
         self._held = 0
+        self._copied = 0
         self.ended = False
 
     def run(self) -> Flow:
         """Move what can be moved now, and set what both sides wait for."""
         if self.ended:
             return Flow.ENDED
+        if self._copied < _COPY_BYTES:
+            return self._copy()
         for _ in range(_ROUNDS):
             if self._held or self._target.out:
                 flow = self._drain()
@@ -118,6 +123,33 @@ class Pump:
             self._source.want(read=True)
         else:
             self._target.want(write=True)
+        return Flow.OPEN
+
+    def _copy(self) -> Flow:
+        """Move one read's worth without a pipe."""
+        if self._target.out:
+            flow = self._drain()
+            if flow is not Flow.OPEN or self._target.out:
+                return flow
+        left = self._left()
+        if left <= 0:
+            return self._at_cap()[0]
+        try:
+            piece = self._source.receive(min(left, _COPY_BYTES))
+        except OSError:
+            return Flow.SOURCE_LOST
+        if not piece:
+            if piece is not None:
+                return self._end()
+            self._source.want(read=True)
+            return Flow.OPEN
+        self._count(len(piece))
+        self._copied += len(piece)
+        try:
+            self._target.send(piece)
+        except OSError:
+            return Flow.TARGET_LOST
+        self._source.want(read=not self._target.out)
         return Flow.OPEN
 
     def close(self) -> None:

@@ -18,9 +18,13 @@ _ABORT = struct.pack("ii", 1, 0)
 
 
 class Stream:
-    """One side of a connection. ``on_event(events)`` is called when it is ready for what it waits for."""
+    """One side of a connection. ``on_event(events)`` is called when it is ready for what it waits for.
 
-    __slots__ = ("_loop", "_reading", "_watch", "closed", "fd", "on_event", "out", "sock", "writing")
+    That nobody wants to read is told to epoll only when bytes do come: the usual client sends nothing while it waits
+    for an answer, and two system calls for each request are saved.
+    """
+
+    __slots__ = ("_loop", "_watch", "closed", "fd", "on_event", "out", "reading", "sock", "writing")
 
     def __init__(self, loop: Loop, sock: socket.socket, on_event: Callable[[int], None], on_fault: Fault) -> None:
         self.sock = sock
@@ -28,31 +32,41 @@ class Stream:
         self.out = bytearray()
         self.on_event = on_event
         self.closed = False
+        self.reading = False
+        """Whether this side waits for bytes."""
         self.writing = False
-        self._reading = False
         self._loop = loop
         self._watch: Watch = loop.watch(self.fd, self._dispatch, on_fault)
 
     def _dispatch(self, events: int) -> None:
+        if events & READ and not self.reading:
+            self._loop.interest(self._watch, WRITE if self.writing or self.out else 0)
+            events &= ~READ
+            if not events:
+                return
         self.on_event(events)
 
     def want(self, *, read: bool | None = None, write: bool | None = None) -> None:
         """Say what to wait for; None keeps it. Unsent bytes always wait for writability."""
         if read is not None:
-            self._reading = read
+            self.reading = read
         if write is not None:
             self.writing = write
-        mask = (READ if self._reading else 0) | (WRITE if self.writing or self.out else 0)
-        self._loop.interest(self._watch, mask)
+        watch = self._watch
+        mask = WRITE if self.writing or self.out else 0
+        if self.reading or (watch.mask & READ and not watch.muted):
+            mask |= READ
+        if mask != watch.mask or watch.muted:
+            self._loop.interest(watch, mask)
 
     def mute(self) -> None:
         """Ignore even hang-ups until the next :meth:`want`."""
         self._loop.mute(self._watch)
 
-    @property
-    def reading(self) -> bool:
-        """Whether this side waits for bytes."""
-        return self._reading
+    def adopt(self, on_event: Callable[[int], None], on_fault: Fault) -> None:
+        """Give it to another owner."""
+        self.on_event = on_event
+        self._watch.on_fault = on_fault
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Send now what the kernel takes and keep the rest; raises OSError if the peer is gone."""

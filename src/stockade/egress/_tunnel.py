@@ -1,44 +1,59 @@
-"""A CONNECT tunnel: the first flight is read and judged, then bytes are spliced both ways."""
+"""A tunnel: the first flight is read and judged, then bytes are relayed both ways, spliced where both sides are plain."""
 
 from __future__ import annotations
 
 import select
 from typing import TYPE_CHECKING
 
+from stockade.egress._flight import judge_flight
 from stockade.egress._loop import GONE, READ, WRITE
 from stockade.egress._splice import Flow, Pump
 from stockade.egress._states import State
 from stockade.egress._stream import READ_BYTES, Stream
-from stockade.egress.gate import HELLO_MAX, Hello, NeedMore, NotTls, Reason, client_hello, judge_hello, safe_text
+from stockade.egress._tls_stream import CopyPump
+from stockade.egress.gate import Reason
 
 if TYPE_CHECKING:
+    from stockade.egress._connect import AnyStream
     from stockade.egress._connection import Connection
     from stockade.egress._decision import Decision
     from stockade.egress.gate import Meter
 
 _ERROR = select.EPOLLERR
-_SNI_CHARS = 253
 
 
 class Tunnel:
-    """Both halves of one tunnel. Until the ClientHello is judged, no byte passes in either direction."""
+    """Both halves of one tunnel. Until the ClientHello is judged, no byte passes in either direction.
 
-    __slots__ = ("_connection", "_decision", "_down", "_first_end", "_meter", "_up", "_upstream")
+    A tcp rule (``raw``) and an upgrade that a rule allows have nothing to judge: bytes are counted and capped.
+    """
 
-    def __init__(self, connection: Connection, decision: Decision, meter: Meter, upstream: Stream) -> None:
+    __slots__ = ("_connection", "_decision", "_down", "_first_end", "_meter", "_up", "_upstream", "answered")
+
+    def __init__(self, connection: Connection, decision: Decision, meter: Meter, upstream: AnyStream) -> None:
         self._connection = connection
         self._decision = decision
         self._meter = meter
         self._upstream = upstream
-        self._up: Pump | None = None
-        self._down: Pump | None = None
+        self._up: Pump | CopyPump | None = None
+        self._down: Pump | CopyPump | None = None
         self._first_end: Reason | None = None
+        self.answered = True
 
-    def start(self) -> None:
+    def start(self, *, raw: bool) -> None:
         """Look at what the client sent ahead of the 200 (egress case 61)."""
+        if raw:
+            self._begin()
+            return
         self._upstream.want(read=False)
         if self._connection.buffer:
             self._judge()
+
+    def switch(self, early: bytes) -> None:
+        """Go on after an upgrade; ``early`` came right behind the 101 and was counted."""
+        if early:
+            self._connection.client.send(early)
+        self._begin()
 
     def client_event(self, events: int) -> None:
         """The client's side is ready."""
@@ -76,44 +91,45 @@ class Tunnel:
 
     def _judge(self) -> None:
         buffer = self._connection.buffer
-        hello = client_hello(buffer)
-        if isinstance(hello, NeedMore):
-            if len(buffer) < HELLO_MAX:
-                return
-            hello = NotTls("first flight too large")
-        if isinstance(hello, Hello) and hello.sni:
-            self._decision.ended["tls.client.server_name"] = safe_text(hello.sni[0], limit=_SNI_CHARS)
-        if isinstance(hello, NotTls):
-            self._decision.ended["detail"] = safe_text(hello.detail)
-        elif hello.ech:
-            self._decision.ended["detail"] = "encrypted client hello offered"
-        host = self._decision.head.request.destination.host
-        verdict = judge_hello(hello, host, wildcard=self._decision.wildcard)
+        verdict = judge_flight(self._decision, buffer)
+        if verdict is None:
+            return
         if not verdict.allowed:
             self._connection.end(verdict.reason)
             return
-        if len(buffer) > self._meter.left_out:
+        self._connection.enter(State.TUNNEL)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Pass on what was read so far, and relay from here on."""
+        buffer, client, meter = self._connection.buffer, self._connection.client, self._meter
+        if len(buffer) > meter.left_out:
             self._connection.end(Reason.BYTES_OUT_EXCEEDED)
             return
-        self._open(bytes(buffer))
-
-    def _open(self, flight: bytes) -> None:
-        client, meter = self._connection.client, self._meter
-        self._connection.buffer.clear()
-        self._connection.enter(State.TUNNEL)
-        pipes = self._connection.rollout.shell.pipes
-        self._up = Pump(client, self._upstream, pipes, left=lambda: meter.left_out, count=meter.out)
-        self._down = Pump(self._upstream, client, pipes, left=lambda: meter.left_in, count=meter.into)
-        meter.out(len(flight))
-        try:
-            self._upstream.send(flight)
-        except OSError:
-            self._lost(Reason.UPSTREAM_CLOSED)
-            return
+        flight = bytes(buffer)
+        buffer.clear()
+        self._up = self._pump(client, self._upstream, up=True)
+        self._down = self._pump(self._upstream, client, up=False)
+        if flight:
+            meter.out(len(flight))
+            try:
+                self._upstream.send(flight)
+            except OSError:
+                self._lost(Reason.UPSTREAM_CLOSED)
+                return
         self._settle(self._up, self._up.run())
-        self._upstream.want(read=True)
+        if not self._connection.closed:
+            self._upstream.want(read=True)
 
-    def _relay(self, side: Stream, reading: Pump, writing: Pump | None, events: int) -> None:
+    def _pump(self, source: AnyStream, target: AnyStream, *, up: bool) -> Pump | CopyPump:
+        meter = self._meter
+        left = (lambda: meter.left_out) if up else (lambda: meter.left_in)
+        count = meter.out if up else meter.into
+        if isinstance(source, Stream) and isinstance(target, Stream):
+            return Pump(source, target, self._connection.rollout.shell.pipes, left=left, count=count)
+        return CopyPump(source, target, left=left, count=count)
+
+    def _relay(self, side: AnyStream, reading: Pump | CopyPump, writing: Pump | CopyPump | None, events: int) -> None:
         """``reading`` moves bytes from ``side``, ``writing`` to it."""
         self._connection.touch()
         if events & WRITE and writing is not None:
@@ -127,7 +143,7 @@ class Tunnel:
         else:
             side.mute()  # closed both ways, but the other side has not taken all of its bytes yet
 
-    def _settle(self, pump: Pump, flow: Flow) -> None:
+    def _settle(self, pump: Pump | CopyPump, flow: Flow) -> None:
         """Act on what one run of a pump came to."""
         if flow is Flow.OPEN or self._connection.closed:
             return

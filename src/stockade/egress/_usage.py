@@ -1,50 +1,22 @@
-"""What crosses the control socket beside plain text: usage, chain heads and contexts, as JSON."""
+"""What crosses the control socket beside plain text: chain heads and contexts, as JSON; and what a rollout used."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
-from stockade.egress._wire import Json, Message, WireError, number, table, text
+from stockade.egress._wire import Json, Message, number, text
 from stockade.events import ChainHead, Context
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What a rollout used up so far.
+class Usage(NamedTuple):
+    """What a rollout used up so far; ``requests`` and ``denied`` count decisions."""
 
-    ``budget`` is :meth:`stockade.egress.gate.Budget.export`, with ``bytes_out`` and ``bytes_in`` among it;
-    ``requests`` and ``denied`` count decisions.
-    """
-
-    budget: Mapping[str, int]
+    bytes_out: int = 0
+    bytes_in: int = 0
     requests: int = 0
     denied: int = 0
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes sent to the outside."""
-        return self.budget.get("bytes_out", 0)
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes received from the outside."""
-        return self.budget.get("bytes_in", 0)
-
-    def to_json(self) -> Message:
-        """Return the JSON form."""
-        return {"budget": dict(self.budget), "requests": self.requests, "denied": self.denied}
-
-    @classmethod
-    def from_json(cls, message: Mapping[str, Json]) -> Usage:
-        """Return the usage in its JSON form, or raise :class:`WireError`."""
-        budget = table(message, "budget")
-        counts = [number(message, key) for key in ("requests", "denied")]
-        if min(counts) < 0:
-            raise WireError("control message: a count is negative")
-        return cls({key: number(budget, key) for key in budget}, *counts)
 
 
 def head_json(head: ChainHead) -> Message:

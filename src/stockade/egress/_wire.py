@@ -2,19 +2,22 @@
 
 A packet is one JSON object; descriptors travel with it by ``SCM_RIGHTS`` (unix(7)). The agent's requests carry
 ``op`` and a number ``id``; the answer repeats the ``id`` and carries ``ok`` or ``error``. Packets without an
-``id`` are the worker's own news: ``event`` is ``usage`` (``rollouts`` {id: usage}, at least once a second) or ``broken``
-(``rollout_id``: its record failed). Both ends belong to the custody side, yet each message is checked:
-a worker that was taken over must not be able to harm the agent with one.
+``id`` are the worker's own news: ``event`` is ``alive`` (every second) or ``broken`` (``rollout_id``: its record failed).
+Both ends belong to the custody side, yet each message is checked: a worker that was taken over must not be able to harm
+the agent with one.
 
 ====================  =====================================================================================
-``configure``         ``resolvers`` [ip or ip:port], ``own_addresses`` [ip], ``uid``, ``gid`` (null: keep) →
-                      ``landlock`` (``abi-N`` or ``unenforced``), ``nofile``, ``pid``, ``uid``
-``attach``            ``rollout_id``, ``context``, ``rules``, ``chain_start``, ``usage``, ``revoked``, and
-                      ``own_addresses`` again; descriptors: listener, record → ``head``
-``detach``            ``rollout_id`` → ``head``, ``usage``, ``broken``; the chain is left unsealed
+``configure``         ``resolvers`` [ip or ip:port], ``own_addresses`` [ip], ``uid``, ``gid`` (null: keep),
+                      ``place`` (its number among the workers) and ``places`` (how many there are), ``settings``
+                      (see :class:`stockade.egress._settings.Settings`); ``parts`` names the descriptors that come
+                      along, in order → ``landlock`` (``abi-N`` or ``unenforced``), ``seccomp``, ``nofile``,
+                      ``pid``, ``uid``
+``attach``            ``rollout_id``, ``context``, ``chain_start``, ``revoked``, ``own_addresses`` again, and
+                      ``roles`` of its sockets; descriptors: record, ledger, rules, and the sockets → ``head``
+``detach``            ``rollout_id`` → ``head``, ``broken``; the chain is left unsealed
 ``revoke``            ``rollout_id`` (``null``: all) → ``closed`` (connections ended)
 ``ping``              → ``now_ns``
-``stats``             → ``rollouts``, ``connections``, ``queries``, ``faults`` (all counts)
+``stats``             → ``rollouts``, ``connections``, ``queries``, ``faults`` and more (all counts)
 ``shutdown``          → ``ok``, then the worker ends
 ====================  =====================================================================================
 """
@@ -33,7 +36,8 @@ Message: TypeAlias = "dict[str, Json]"
 
 MAX_MESSAGE_BYTES = 192 * 1024
 """Upper bound of one packet: below the kernel's default send buffer, so that no sysctl is needed."""
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 96
+"""Of one message: the kernel takes 253 (SCM_MAX_FD)."""
 
 
 class WireError(Exception):

@@ -2,8 +2,9 @@
 
 Started by the node agent as ``python -m stockade.egress --control-fd N`` with nothing but a ``SOCK_SEQPACKET``
 socket. It reads no file and no environment: configuration, listeners and record descriptors come over that socket
-(see :mod:`stockade.egress._wire`), and when the socket closes the process ends. Before it says ``ready`` it has
-given up its user (as root), its chance of new privileges, and, where Landlock exists, every file.
+(see :mod:`stockade.egress._wire`), and when the socket closes the process ends. Before it answers ``configure`` it has
+given up its user (as root), its chance of new privileges, every system call that it does not need, and, where Landlock
+exists, every file but those below the store's directory.
 """
 
 from __future__ import annotations
@@ -16,25 +17,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from stockade.egress import _lockdown, _wire
 from stockade.egress._connection import Connection
-from stockade.egress._journal import Journal
+from stockade.egress._equip import Parts, equip, run_account
+from stockade.egress._journal import LEARNT, Journal
+from stockade.egress._ledger import Ledger, read_memory
 from stockade.egress._loop import READ, WRITE, Loop, Watch
-from stockade.egress._question import Server
+from stockade.egress._mint import warm
+from stockade.egress._names import Names
 from stockade.egress._resolver import Resolver, preload
+from stockade.egress._roles import Role
 from stockade.egress._rollout import Rollout, Shell, first_number
+from stockade.egress._settings import Settings
+from stockade.egress._shelf import Shelf
 from stockade.egress._splice import Pipes
-from stockade.egress._usage import Usage, context_from, head_from, head_json
+from stockade.egress._usage import context_from, head_from, head_json
 from stockade.egress._wire import Json, Message, WireError
-from stockade.egress.gate import Address, Budget, Reason, Rules
+from stockade.egress.gate import Account, Address, Budget, Reason, Rules
 from stockade.errors import StockadeError
 from stockade.events import ChainWriter, Producer
 
 NEWS_S = 1.0
-"""How often the worker reports the usage of its rollouts: what a crash may lose of a budget."""
-_ROLLOUTS_PER_NEWS = 200
+"""How often the worker shows that it lives."""
 _MAX_QUEUED = 4096
-_ATTACH_DESCRIPTORS = 2
+_RECORD, _LEDGER, _RULES, _SOCKETS = range(4)
+_MAX_PLACES = 256
 
 
 class Worker:
@@ -45,7 +54,7 @@ class Worker:
         self._loop = Loop()
         self._shell = Shell(self._loop, Resolver(self._loop), Pipes())
         self._rollouts: dict[str, Rollout] = {}
-        self._reported: dict[str, Usage] = {}
+        self._parts = Parts()
         self._outbox: deque[bytes] = deque()
         self._configured = False
         control.setblocking(False)
@@ -118,62 +127,78 @@ class Worker:
 
     # ---- operations
 
-    def configure(self, message: Message, _fds: list[int]) -> Message:
+    def configure(self, message: Message, fds: list[int]) -> Message:
         """Take the settings, then give up every privilege; the answer says what was enforced."""
         if self._configured:
             raise WireError("already configured")
-        servers = [Server.parse(text) for text in _wire.texts(message, "resolvers")]
-        self._shell.resolver.servers = servers
+        settings = msgspec.json.decode(_wire.text(message, "settings"), type=Settings)
+        self._parts = equip(self._shell, settings, _wire.texts(message, "parts"), fds)
+        place, places = _wire.number(message, "place"), _wire.number(message, "places")
+        if not 0 <= place < places <= _MAX_PLACES:
+            raise WireError("no such place")
+        self._parts.run = run_account(self._parts, settings.run_limits, place, places)
         self._take_own(message)
         # Before the uid changes: Python may lie in a home that only the agent's user can read.
         preload()
+        warm()
         _lockdown.preload_codecs()
         nofile = _lockdown.raise_nofile()
         _lockdown.drop_privileges(_id(message, "uid"), _id(message, "gid"))
         _lockdown.harden_process()
-        landlock = _lockdown.lock_down()
+        by_socket = settings.chain is not None and settings.chain.kind == "unix"
+        locked = _lockdown.lock_down(self._parts.store_fd, unix=by_socket)
         _lockdown.forget_paths()
         self._configured = True
         self._loop.call_later(NEWS_S, self._tell, self._on_fault)
-        return {"landlock": landlock, "nofile": nofile, "pid": os.getpid(), "uid": os.geteuid()}
+        return {
+            "landlock": locked.landlock,
+            "seccomp": locked.seccomp,
+            "nofile": nofile,
+            "pid": os.getpid(),
+            "uid": os.geteuid(),
+        }
 
     def attach(self, message: Message, fds: list[int]) -> Message:
-        """Take over a rollout's listener and record, and begin to accept."""
+        """Take over a rollout's sockets and record, and begin to accept."""
         if not self._configured:
             raise WireError("not configured")
         rollout_id = _wire.text(message, "rollout_id")
         if rollout_id in self._rollouts:
             raise WireError(f"{rollout_id} is attached already")
-        if len(fds) != _ATTACH_DESCRIPTORS:
-            raise WireError("attach takes two descriptors: listener, record")
-        rules = Rules.from_json(_wire.text(message, "rules"))
-        usage = None if message.get("usage") is None else Usage.from_json(_wire.table(message, "usage"))
+        roles = [Role(role) for role in _wire.texts(message, "roles")]
+        if not roles or len(fds) != _SOCKETS + len(roles):
+            raise WireError("attach takes record, ledger, rules and the sockets of its roles")
+        rules = Rules.from_json(read_memory(fds[_RULES]))
         start = None if message.get("chain_start") is None else head_from(_wire.table(message, "chain_start"))
-        writer = ChainWriter(fds[1], context_from(_wire.table(message, "context")), Producer.EGRESS, start=start)
+        writer = ChainWriter(fds[_RECORD], context_from(_wire.table(message, "context")), Producer.EGRESS, start=start)
+        ledger = Ledger(fds[_LEDGER], accounts=1 + len(rules.rule_limits), names=rules.limits.names)
         if "own_addresses" in message:
             self._take_own(message)
-        budget = Budget(rules.limits, now=time.monotonic(), state=None if usage is None else dict(usage.budget))
-        journal = Journal(writer)
-        if usage is not None:
-            journal.requests, journal.denied = usage.requests, usage.denied
+        now = time.monotonic()
+        accounts = [Account(one, ledger.account(at), now=now) for at, one in enumerate(rules.rule_limits, 1)]
+        budget = Budget(rules.limits, now=now, cells=ledger.account(0), rules=accounts, run=self._parts.run)
         rollout = Rollout(
             rollout_id,
             self._shell,
             rules,
             budget,
-            journal,
-            socket.socket(fileno=fds[0]),
-            record_fd=fds[1],
+            Journal(writer, budget, self._shell.counters, LEARNT if rules.learn else frozenset()),
+            record_fd=fds[_RECORD],
             on_broken=self._on_broken,
-            on_spent=self._report,
             connect=Connection,
+            names=Names(ledger, rules.limits.names),
+            ledger=ledger,
+            shelf=Shelf.of(self._parts.store, rules),
             numbered=first_number(start),
             revoked=message.get("revoked") is True,
-            reported_bytes=budget.bytes_out + budget.bytes_in,
         )
-        fds.clear()  # both are the rollout's now
+        sockets = [socket.socket(fileno=fd) for fd in fds[_SOCKETS:]]
+        for fd in (fds[_LEDGER], fds[_RULES]):
+            os.close(fd)
+        fds.clear()  # all others are the rollout's now
         try:
-            rollout.start()
+            for role, sock in zip(roles, sockets, strict=True):
+                rollout.open(role, sock)
         except BaseException:
             rollout.stop(Reason.INTERNAL_ERROR)
             raise
@@ -183,13 +208,8 @@ class Worker:
     def detach(self, message: Message, _fds: list[int]) -> Message:
         """End a rollout's connections and let its listener go; its chain stays open."""
         rollout = self._rollouts.pop(self._known(message).rollout_id)
-        self._reported.pop(rollout.rollout_id, None)
         rollout.stop(Reason.REVOKED)
-        return {
-            "head": head_json(rollout.journal.head),
-            "usage": rollout.usage().to_json(),
-            "broken": rollout.broken,
-        }
+        return {"head": head_json(rollout.journal.head), "broken": rollout.broken}
 
     def revoke(self, message: Message, _fds: list[int]) -> Message:
         """End the connections of one rollout, or of all, and refuse what comes."""
@@ -208,6 +228,7 @@ class Worker:
             "connections": sum(len(rollout.live) for rollout in self._rollouts.values()),
             "queries": self._shell.resolver.queries,
             "faults": self._loop.faults,
+            **self._shell.counts(),
         }
 
     def shutdown(self, _message: Message, _fds: list[int]) -> Message:
@@ -218,22 +239,9 @@ class Worker:
     # ---- news
 
     def _tell(self) -> None:
-        """Report what has changed; also the sign of life that the agent waits for."""
-        changed: list[Rollout] = []
-        for rollout_id, rollout in self._rollouts.items():
-            usage = rollout.usage()
-            if self._reported.get(rollout_id) != usage:
-                self._reported[rollout_id] = usage
-                changed.append(rollout)
-        for start in range(0, max(len(changed), 1), _ROLLOUTS_PER_NEWS):
-            self._report(*changed[start : start + _ROLLOUTS_PER_NEWS])
+        """Show the sign of life that the agent waits for."""
+        self._send({"event": "alive"})
         self._loop.call_later(NEWS_S, self._tell, self._on_fault)
-
-    def _report(self, *rollouts: Rollout) -> None:
-        """Send the usage of ``rollouts``: once it is in the socket, a crash cannot lose it."""
-        for rollout in rollouts:
-            rollout.reported_bytes = rollout.budget.bytes_out + rollout.budget.bytes_in
-        self._send({"event": "usage", "rollouts": {one.rollout_id: one.usage().to_json() for one in rollouts}})
 
     def _on_broken(self, rollout: Rollout) -> None:
         self._send({"event": "broken", "rollout_id": rollout.rollout_id})

@@ -10,16 +10,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from stockade.egress import _wire
+import msgspec
+
+from stockade.egress import Equipment, Role, Settings, _wire
 from stockade.egress._channel import worker_environment
+from stockade.egress._ledger import make_ledger, memory_file
 from stockade.egress.gate import Rules
-from stockade.events import Context
 from stockade.ids import new_rollout_id
 from stockade.policy import load_operator, parse_policy
 from tests.egress.netlab import RESOLVER, WORKER_OWN, NetLab
@@ -38,9 +40,9 @@ egress:
 """
 
 
-def rules(policy: str = POLICY) -> Rules:
-    """Return the rules of a policy text."""
-    return Rules.from_policy(parse_policy(policy, source="test.yaml"), load_operator(None))
+def rules(policy: str = POLICY, **options: Any) -> Rules:
+    """Return the rules of a policy text; ``options`` are those of :meth:`Rules.from_policy`."""
+    return Rules.from_policy(parse_policy(policy, source="test.yaml"), load_operator(None), **options)
 
 
 @dataclass
@@ -53,14 +55,16 @@ class Attached:
     record: Path
     listener: socket.socket
     record_fd: int
+    ledger: int = -1
 
     def connect(self) -> Client:
         """Return a client inside the sandbox."""
         return Client(socket.create_connection(self.address, TIMEOUT_S))
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return what is on record."""
-        found = [json.loads(line) for line in self.record.read_text("ascii").splitlines()]
+        """Return what is on record; a line that is just being written is not."""
+        whole = self.record.read_text("ascii").rpartition("\n")[0]
+        found = [json.loads(line) for line in whole.splitlines()]
         return [event for event in found if kind is None or event["kind"] == kind]
 
     def wait(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
@@ -81,6 +85,9 @@ class Attached:
         if self.record_fd >= 0:
             os.close(self.record_fd)
             self.record_fd = -1
+        if self.ledger >= 0:
+            os.close(self.ledger)
+            self.ledger = -1
 
 
 class Worker:
@@ -95,6 +102,8 @@ class Worker:
         nofile: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        settings: Settings | None = None,
+        equipment: Equipment | None = None,
     ) -> None:
         self.folder = folder
         self.news: list[dict[str, Any]] = []
@@ -117,7 +126,30 @@ class Worker:
                 env=worker_environment(),
                 preexec_fn=limit,  # noqa: PLW1509 - the limits of one child, set before any thread could mind
             )
-        self.ready = self.ask("configure", resolvers=[RESOLVER], own_addresses=[WORKER_OWN], uid=uid, gid=gid)
+        settings = settings or Settings()
+        self.ready = self._configure(
+            msgspec.structs.replace(settings, resolvers=(RESOLVER,)), equipment or Equipment(), uid=uid, gid=gid
+        )
+
+    def _configure(self, settings: Settings, equipment: Equipment, **ids: int | None) -> dict[str, Any]:
+        memory = {name: memory_file(name, data) for name, data in equipment.memory_parts().items()}
+        parts = dict(memory)
+        if equipment.store >= 0:
+            parts["store"] = equipment.store
+        try:
+            return self.ask(
+                "configure",
+                list(parts.values()),
+                settings=msgspec.json.encode(settings).decode(),
+                parts=list(parts),
+                place=0,
+                places=1,
+                own_addresses=[WORKER_OWN],
+                **ids,
+            )
+        finally:
+            for fd in memory.values():
+                os.close(fd)
 
     def ask(self, op: str, fds: Sequence[int] = (), **fields: Any) -> dict[str, Any]:
         """Send one request and return its answer; news that come before it are kept."""
@@ -131,25 +163,39 @@ class Worker:
                 return message
             self.news.append(message)
 
-    def attach(self, policy: str = POLICY, **fields: Any) -> Attached:
-        """Attach a fresh rollout."""
+    def attach(
+        self, policy: str | Rules = POLICY, *, sockets: Mapping[int, Role] | None = None, **fields: Any
+    ) -> Attached:
+        """Attach a fresh rollout, by a listener of its own unless other ``sockets`` are given."""
         rollout_id = new_rollout_id()
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         record = self.folder / f"{rollout_id}.egress.jsonl"
         fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         attached = Attached(self, rollout_id, listener.getsockname(), record, listener, fd)
         self._attached.append(attached)
-        context = Context("run-test", rollout_id, "sha256:" + "0" * 64)
-        answer = self.ask(
-            "attach",
-            (listener.fileno(), fd),
-            rollout_id=rollout_id,
-            context={"run_id": context.run_id, "rollout_id": rollout_id, "policy_digest": context.policy_digest},
-            rules=rules(policy).to_json(),
-            **{"chain_start": None, "usage": None, **fields},
-        )
+        compiled = rules(policy) if isinstance(policy, str) else policy
+        answer = self.ask_attach(attached, compiled, sockets or {listener.fileno(): Role.PROXY}, **fields)
         assert answer.get("ok"), answer
         return attached
+
+    def ask_attach(
+        self, attached: Attached, compiled: Rules, sockets: Mapping[int, Role], **fields: Any
+    ) -> dict[str, Any]:
+        """Send the descriptors of one rollout; return the answer."""
+        context = {"run_id": "run-test", "rollout_id": attached.rollout_id, "policy_digest": "sha256:" + "0" * 64}
+        if attached.ledger < 0:
+            attached.ledger = make_ledger(accounts=1 + len(compiled.rule_limits), names=compiled.limits.names)
+        document = memory_file("rules", compiled.to_json().encode())
+        try:
+            return self.ask(
+                "attach",
+                (attached.record_fd, attached.ledger, document, *sockets),
+                **{"rollout_id": attached.rollout_id, "context": context, "chain_start": None, "revoked": False}
+                | {"roles": [role.value for role in sockets.values()]}
+                | fields,
+            )
+        finally:
+            os.close(document)
 
     def close(self) -> None:
         """Hang up: the worker must end by itself."""

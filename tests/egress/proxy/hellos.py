@@ -10,7 +10,7 @@ ECH = 0xFE0D
 
 def real(name: str) -> bytes:
     """Return the first flight that OpenSSL sends for ``name``."""
-    context = ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname=name)
     try:

@@ -5,13 +5,48 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import dnslib
 import pytest
 
-from tests.egress.netlab import WORKER_OWN, NetLab, Origin, response
+from tests.egress.netlab import WORKER_OWN, Dns, NetLab, Origin, response
 from tests.egress.proxy.harness import Attached, Reply, Worker
 
 URL = "http://plain.example.org/x"
+KEPT_POLICY = """
+version: 1
+egress:
+  allow:
+    - {host: kept.example.org, methods: [GET], paths: ["/**"], ports: [80]}
+"""
+
+
+@dataclass
+class Ttl:
+    """For how long an answer of the lab's resolver may be kept."""
+
+    seconds: int = 0
+
+
+@pytest.fixture(autouse=True)
+def ttl(monkeypatch: pytest.MonkeyPatch) -> Ttl:
+    """Not at all, unless a test says otherwise: most change what a name means between two look-ups."""
+    made, answer = Ttl(), Dns.answer
+
+    def timed(self: Dns, wire: bytes, *, tcp: bool) -> list[bytes]:
+        return [aged(packet) for packet in answer(self, wire, tcp=tcp)]
+
+    def aged(packet: bytes) -> bytes:
+        if packet.endswith(b"garbage"):
+            return packet
+        message = dnslib.DNSRecord.parse(packet)
+        for record in message.rr:
+            record.ttl = made.seconds
+        return bytes(message.pack())
+
+    monkeypatch.setattr(Dns, "answer", timed)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +109,26 @@ def test_egress_case_026_the_checked_address_is_the_dialled_one(rollout: Attache
     assert len(lab.dns.queries) == queries + 2, "one A and one AAAA"
     assert ask(rollout).reason == "internal_address"
     assert inner.connections == 0
+
+
+def test_egress_case_026_a_kept_answer_is_one_resolution_and_is_judged_anew(
+    worker: Worker, lab: NetLab, ttl: Ttl
+) -> None:
+    ttl.seconds = 60
+    lab.http("11.0.0.27", 80)
+    lab.add_host("kept.example.org", "11.0.0.27", then=[("10.0.0.26",)])
+    rollout = worker.attach(KEPT_POLICY)
+    queries = len(lab.dns.queries)
+    for _ in range(3):
+        assert ask(rollout, "http://kept.example.org/x").status == 200
+    assert len(lab.dns.queries) == queries + 2, "one A and one AAAA, once"
+    # The same kept answer, and the host has got that very address in the meantime.
+    other = worker.attach(KEPT_POLICY, own_addresses=[WORKER_OWN, "11.0.0.27"])
+    for one in (rollout, other):
+        assert ask(one, "http://kept.example.org/x").reason == "own_address"
+    worker.attach(own_addresses=[WORKER_OWN])
+    assert ask(rollout, "http://kept.example.org/x").status == 200
+    assert len(lab.dns.queries) == queries + 2
 
 
 def test_egress_case_027_mixed_answers_are_refused_as_a_whole(rollout: Attached, origin: Origin, lab: NetLab) -> None:
@@ -167,6 +222,21 @@ def test_forged_answers_are_passed_over(rollout: Attached, origin: Origin, lab: 
     lab.dns.zone["plain.example.org"] = "forged"
     assert ask(rollout).status == 200
     assert evil.connections == 0
+
+
+def test_a_server_that_does_not_keep_the_case_of_a_question(rollout: Attached, origin: Origin, lab: NetLab) -> None:
+    answer = lab.dns.answer
+
+    def folding(wire: bytes, *, tcp: bool) -> list[bytes]:
+        return answer(wire[:12] + wire[12:-15].lower() + wire[-15:], tcp=tcp)
+
+    lab.dns.answer = folding  # type: ignore[method-assign]
+    try:
+        assert ask(rollout).status == 200
+        lab.dns.zone["plain.example.org"] = "truncated"
+        assert ask(rollout).status == 200
+    finally:
+        del lab.dns.answer
 
 
 def test_queries_come_from_many_ports_with_many_ids(worker: Worker, rollout: Attached, lab: NetLab) -> None:

@@ -106,7 +106,7 @@ def test_egress_case_105_pieces_by_range_share_the_cap(worker: Worker, origin: O
     finally:
         origin.respond = lambda _request: response(b"hello")
     assert got < 10_000
-    ends = rollout.events("net.end")
+    ends = rollout.wait("net.end", 4)
     assert sum(end["bytes_in"] for end in ends) == 10_000
     assert "bytes_in_exceeded" in {end["reason"] for end in ends}
 

@@ -15,8 +15,9 @@ import pytest
 
 from stockade.egress import _wire
 from stockade.egress._channel import worker_environment
+from stockade.egress._ledger import make_ledger, memory_file
 from stockade.egress._wire import WireError
-from tests.egress.netlab import RESOLVER, NetLab
+from tests.egress.netlab import NetLab
 from tests.egress.proxy.harness import Worker, rules, running
 from tests.support import requires, requires_root
 
@@ -94,6 +95,9 @@ def test_a_root_worker_drops_to_the_uid_it_is_given(lab: NetLab, tmp_path: Path)
         assert rollout.last("net.connect")["verdict"] == "denied"
 
 
+PLAIN = {"settings": "{}", "parts": [], "place": 0, "places": 1, "own_addresses": []}
+
+
 def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.fileno()
@@ -107,7 +111,7 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", code], pass_fds=[fd], env=env, stdin=subprocess.PIPE) as parent:
         theirs.close()
         ours.settimeout(15)
-        _wire.send(ours, _wire.encode({"op": "configure", "id": 1, "resolvers": [RESOLVER], "own_addresses": []}))
+        _wire.send(ours, _wire.encode({"op": "configure", "id": 1, **PLAIN}))
         answer = _wire.receive(ours)
         assert answer is not None
         assert answer[0]["ok"] is True
@@ -137,10 +141,11 @@ def test_shutdown_is_answered(lab: NetLab, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("op", "fields", "what"),
     [
-        ("attach", {"rollout_id": "x", "rules": rules().to_json()}, "two descriptors"),
+        ("attach", {"rollout_id": "x", "roles": ["proxy"]}, "attach takes record"),
+        ("attach", {"rollout_id": "x", "roles": ["window"]}, "ValueError"),
         ("detach", {"rollout_id": "unknown"}, "not attached"),
         ("revoke", {"rollout_id": "unknown"}, "not attached"),
-        ("configure", {"resolvers": []}, "already configured"),
+        ("configure", PLAIN, "already configured"),
         ("frobnicate", {}, "unknown operation"),
         ("attach", {}, "rollout_id"),
     ],
@@ -156,12 +161,37 @@ def test_a_request_that_cannot_be_done_is_an_error_answer(
 def test_egress_case_091_rules_that_cannot_be_read_are_refused(worker: Worker, tmp_path: Path) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     fd = os.open(tmp_path / "record", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    context = {"run_id": "r", "rollout_id": "ep_x", "policy_digest": "d"}
+    fields = {"rollout_id": "ep_x", "context": {"run_id": "r", "rollout_id": "ep_x", "policy_digest": "d"}}
+    ledger = make_ledger()
     for broken in ("", "[]", "{}", "null", json.dumps({**json.loads(rules().to_json()), "surprise": 1})):
-        answer = worker.ask("attach", (listener.fileno(), fd), rollout_id="ep_x", context=context, rules=broken)
+        document = memory_file("rules", broken.encode())
+        answer = worker.ask("attach", (fd, ledger, document, listener.fileno()), roles=["proxy"], **fields)
         assert "ValueError" in answer["error"], broken
+        os.close(document)
     listener.close()
+    os.close(ledger)
     os.close(fd)
+
+
+def test_settings_that_others_could_still_change_are_refused(worker: Worker, tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    fd = os.open(tmp_path / "record", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    document = os.memfd_create("rules")
+    os.write(document, rules().to_json().encode())
+    open_ledger = os.memfd_create("ledger")
+    os.ftruncate(open_ledger, 1 << 20)
+    fields = {"rollout_id": "ep_x", "context": {"run_id": "r", "rollout_id": "ep_x", "policy_digest": "d"}}
+    sealed, fitting = memory_file("rules", rules().to_json().encode()), make_ledger()
+    for ledger, given, what in (
+        (fitting, document, "not sealed"),
+        (open_ledger, sealed, "not sealed"),
+        (fitting, sealed, "does not fit"),
+    ):
+        answer = worker.ask("attach", (fd, ledger, given, listener.fileno()), roles=["proxy"], **fields)
+        assert what in answer["error"]
+    listener.close()
+    for each in (fd, document, open_ledger, sealed, fitting):
+        os.close(each)
 
 
 @pytest.mark.parametrize("packet", [b"not json", b"[]", b'{"op":"ping"}'])
