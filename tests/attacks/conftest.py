@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from stockade.sandbox import LiveSandbox
-from tests.live import Owner
+from tests.sandboxes import owner, sandbox
 from tests.support import requires
+
+__all__ = ["CARELESS", "Node", "node", "owner", "sandbox"]
 
 NODE = Path(__file__).with_name("node.py")
 CARELESS = ("--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--unshare-user", "--unshare-pid")
@@ -61,7 +62,7 @@ class Node:
         return self._probe("inside", source, arguments)
 
     def reached(self) -> dict[str, int]:
-        """Return how often each listener of the node was reached."""
+        """Return how often each listener of the node was reached, and each address through one of the sandbox's own."""
         counts: dict[str, int] = self._ask({"op": "reached"})
         return counts
 
@@ -79,17 +80,3 @@ def node(tmp_path_factory) -> Iterator[Node]:
     node = Node(tmp_path_factory.mktemp("n"))
     yield node
     node.close()
-
-
-@pytest.fixture(scope="module")
-def owner(tmp_path_factory) -> Iterator[Owner]:
-    owner = Owner(tmp_path_factory.mktemp("o") / "state")
-    yield owner
-    owner.close()
-
-
-@pytest.fixture
-def sandbox(owner) -> Iterator[LiveSandbox]:
-    sandbox = owner.create()
-    yield sandbox
-    owner.destroy(sandbox)

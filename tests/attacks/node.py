@@ -31,6 +31,7 @@ from stockade.sandbox import Listeners, _syscalls  # noqa: E402
 from stockade.sandbox._tools import find_bubblewrap  # noqa: E402
 from tests import live  # noqa: E402
 from tests.egress import netlab  # noqa: E402
+from tests.outside import Outside  # noqa: E402
 
 _CLONE_NEWIPC = 0x0800_0000
 CREDENTIALS = (
@@ -70,6 +71,8 @@ ADDRESSES = (
         ("fd00::5", 443),
     ),
 )
+LISTENERS = Listeners(transparent_ports=(80, 443, 6379), dns=True)
+"""The ports that come out of the sandbox: some of those at which something listens here, and some that nobody has."""
 SEGMENT_KEY = 0x5EC2E7
 
 
@@ -117,6 +120,7 @@ class Node:
             "leak": self._leak,
             "abstract": ABSTRACT,
             "addresses": ADDRESSES,
+            "transparent": LISTENERS.transparent_ports,
             "key": SEGMENT_KEY,
             "files": self._files(),
         }
@@ -128,8 +132,8 @@ class Node:
         self._process = self._planted_process()
         self.facts["pid"] = self._process.pid
         self.owner = live.Owner(folder / "state")
-        self.sandbox = self.owner.create(listeners=Listeners(), proxied=True)
-        threading.Thread(target=self._egress, daemon=True).start()
+        self.sandbox = self.owner.create(listeners=LISTENERS, proxied=True)
+        self.outside = Outside(self.sandbox, LISTENERS)
 
     def _credentials(self) -> list[str]:
         paths = [self.folder / "home" / name for name in CREDENTIALS]
@@ -192,21 +196,10 @@ class Node:
             child.kill()
             child.wait()
 
-    def _egress(self) -> None:
-        """Stand where the egress worker stands: whatever comes out of the sandbox, comes here."""
-        listener = socket.socket(fileno=os.dup(self.sandbox.listener_fds[0]))
-        listener.setblocking(True)
-        while True:
-            peer, _ = listener.accept()
-            with peer, contextlib.suppress(OSError):
-                line = peer.recv(4096).split(b"\r\n")[0].decode("latin-1")
-                self.reached[f"proxy: {line}"] += 1
-                peer.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
-
     def answer(self, request: dict[str, Any]) -> Any:
         """Do what the test asks for."""
         if request["op"] == "reached":
-            return dict(self.reached)
+            return self.reached + Counter(self.outside.reached)
         arguments = json.dumps(request["arguments"])
         if request["op"] == "inside":
             result = self.owner.exec(
@@ -229,6 +222,7 @@ class Node:
 
     def close(self) -> None:
         """Undo what does not end with the process."""
+        self.outside.close()
         self.owner.close()
         self._process.kill()
         self._process.wait()

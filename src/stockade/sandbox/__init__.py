@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from stockade.sandbox._files import PathRefused as PathRefused
     from stockade.sandbox._live import LiveSandbox as LiveSandbox
     from stockade.sandbox._trainer import trainer_launch as trainer_launch
+    from stockade.sandbox._types import DNS_PORT as DNS_PORT
     from stockade.sandbox._types import HOME as HOME
     from stockade.sandbox._types import NO_LISTENERS as NO_LISTENERS
     from stockade.sandbox._types import PROXY_PORT as PROXY_PORT
+    from stockade.sandbox._types import TRANSPARENT_PORTS as TRANSPARENT_PORTS
+    from stockade.sandbox._types import TRUST as TRUST
     from stockade.sandbox._types import WORKSPACE as WORKSPACE
     from stockade.sandbox._types import Backend as Backend
     from stockade.sandbox._types import Capabilities as Capabilities
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
     from stockade.sandbox._types import fault_of as fault_of
 
 _TYPES = (
-    "HOME NO_LISTENERS PROXY_PORT WORKSPACE Backend Capabilities Collected ExecResult Exit ExitKind Fault "
-    "Listeners Sandbox Skipped Spec Usage fault_of"
+    "DNS_PORT HOME NO_LISTENERS PROXY_PORT TRANSPARENT_PORTS TRUST WORKSPACE Backend Capabilities "
+    "Collected ExecResult Exit ExitKind Fault Listeners Sandbox Skipped Spec Usage fault_of"
 )
 _EXPORTS = {
     "BubblewrapBackend": "stockade.sandbox._backend",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import errno
 import functools
 import io
 import itertools
@@ -32,6 +34,8 @@ _STARTS_PER_CPU = 2
 _LOOKS = 200
 _OWN_INODES = 64  # what the holder itself puts into the tmpfs
 _OWN_BYTES = 1 << 20
+_PAGE = 4096
+_FDS = 128  # the directory and the listeners, at most; the kernel takes 253 in one message (SCM_MAX_FD)
 _INSIDE_ID = "1000"
 
 BASE_ENV = {
@@ -63,7 +67,8 @@ class BubblewrapBackend:
         self._spawner = Spawner(self._on_exit, self._on_lost)
         self._watchdog = Watchdog()
         self._live: dict[int, LiveSandbox] = {}
-        self._outer: dict[int, asyncio.Future[int]] = {}
+        self._outer: set[int] = set()
+        self._trust: tuple[dict[str, bytes], int] | None = None
         self._turn = itertools.count()
         # A burst of starts must queue here, where it waits without a clock running: all of them at once would
         # share the CPUs until every one had timed out.
@@ -77,7 +82,8 @@ class BubblewrapBackend:
         try:
             await self.start()
             spec = Spec(new_rollout_id(), SandboxLimits(), proxied=False)
-            sandbox = await self.create(spec, Listeners(()))
+            # With all that a rollout may ask of the namespace: a kernel without policy routing must show here.
+            sandbox = await self.create(spec, Listeners((), transparent_ports=(80, 443), dns=True))
             try:
                 result = await sandbox.exec(["/bin/true"], timeout_s=10)
                 await _look_into(sandbox)
@@ -143,8 +149,10 @@ class BubblewrapBackend:
                 info=info_there.fileno(),
                 stderr=errors_there.fileno(),
                 bwrap=temporary.enter_context(io.FileIO(self._tools[0].path)).fileno(),
+                trust=self._trust_file(temporary, spec.trust),
             )
-            await self._spawner.spawn(self._plan(spec, listeners, uid), fds)
+            plan = self._plan(spec, listeners, uid)
+            await self._spawner.spawn(plan, fds)
             for there in (control_there, report_there, info_there, errors_there):
                 there.close()  # so that the child's end is seen here as end of file
             try:
@@ -153,8 +161,10 @@ class BubblewrapBackend:
                     kept.callback(os.close, fd)
                 if "error" in message:
                     raise SandboxFault(f"cannot make the namespaces: {message['error']}", hint="see: stockade doctor")
+                if len(passed) != 1 + message["listeners"]:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 outer = message["pid"]
-                self._outer[outer] = asyncio.get_running_loop().create_future()
+                self._outer.add(outer)
                 outer_pidfd = os.pidfd_open(outer)
                 kept.callback(_kill, outer_pidfd)
                 report.send(b"g")
@@ -196,8 +206,9 @@ class BubblewrapBackend:
             mounts.append((python.source, "mounts/python"))
         return Plan(
             uid=uid,
-            size_bytes=spec.limits.disk + _OWN_BYTES,
-            inodes=spec.limits.inodes + _OWN_INODES,
+            # The files of the sandbox's own must not be at the cost of what the policy lets it write.
+            size_bytes=spec.limits.disk + _OWN_BYTES + sum(len(data) + _PAGE for data in spec.trust.values()),
+            inodes=spec.limits.inodes + _OWN_INODES + len(spec.trust),
             listeners=listeners.addresses,
             mounts=tuple(mounts),
             cpus=self._cpus(spec.limits.cpus),
@@ -205,7 +216,29 @@ class BubblewrapBackend:
             bwrap_tree=tool.tree if uid is not None else None,
             bwrap_in_tree=tool.in_tree,
             command=(python.path, "-I", "-S", "-B", "/sandbox/agent.py", *_guest_limits(spec.limits)),
+            transparent_ports=listeners.transparent_ports,
+            dns=listeners.dns,
+            trust=tuple((name, len(data)) for name, data in spec.trust.items()),
         )
+
+    def _trust_file(self, stack: contextlib.ExitStack, trust: Mapping[str, bytes]) -> int:
+        """Return a descriptor of the trust files, one after the other; -1 without any.
+
+        All sandboxes of a run trust the same, half a megabyte: the memory file is made once and kept.
+        """
+        if not trust:
+            return -1
+        if self._trust is None or self._trust[0] != trust:
+            self._forget_trust()
+            self._trust = (dict(trust), _exec.memory_file(b"".join(trust.values())))
+        fd = os.dup(self._trust[1])  # a copy: another run's files may replace it while this one is sent
+        stack.callback(os.close, fd)
+        return fd
+
+    def _forget_trust(self) -> None:
+        if self._trust is not None:
+            os.close(self._trust[1])
+            self._trust = None
 
     def _cpus(self, wanted: float) -> tuple[int, ...]:
         """Spread sandboxes over the CPUs of this job. Affinity, not a quota: a program may widen it again."""
@@ -248,11 +281,9 @@ class BubblewrapBackend:
         words += ["--chdir", WORKSPACE]
         return b"\0".join(os.fsencode(word) for word in words) + b"\0"
 
-    def _on_exit(self, pid: int, status: int) -> None:
+    def _on_exit(self, pid: int, _status: int) -> None:
         self._live.pop(pid, None)
-        waiting = self._outer.pop(pid, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(status)
+        self._outer.discard(pid)
 
     def _on_lost(self) -> None:
         for sandbox in list(self._live.values()):
@@ -264,6 +295,7 @@ class BubblewrapBackend:
             sandbox.end(Exit(ExitKind.CLOSED))
         await self._watchdog.aclose()
         await self._spawner.aclose()
+        self._forget_trust()
         if self._uids is not None:
             self._uids.close()
 
@@ -332,10 +364,15 @@ def _kill(pidfd: int) -> None:
 async def _receive(report: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The holder's answer: what it made, or what went wrong, with the descriptors it hands out."""
     await readable(report.fileno())
-    data, fds, _, _ = socket.recv_fds(report, 1 << 16, 16, socket.MSG_CMSG_CLOEXEC)
+    # Not socket.recv_fds: it drops its flags (seen in Python 3.11), and no child of the agent may inherit a sandbox's own.
+    data, ancillary, _, _ = report.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _FDS), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) // 4 * 4])
     if not data:
         raise EOFError("the holder ended without a word")
-    return json.loads(data), fds
+    return json.loads(data), list(fds)
 
 
 async def _child_pid(info: io.FileIO) -> int:

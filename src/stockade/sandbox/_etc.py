@@ -7,6 +7,7 @@ The host's own would tell who works here and which servers there are; an empty `
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 FILES = {
     "passwd": (
@@ -24,11 +25,24 @@ FILES = {
     "machine-id": "00000000000000000000000000000000\n",
 }
 
+WITH_DNS = {
+    "nsswitch.conf": FILES["nsswitch.conf"].replace("hosts: files\n", "hosts: files dns\n").encode(),
+    # The resolver's own defaults: a worker that starts again must not look like a name that does not exist.
+    "resolv.conf": b"nameserver 127.0.0.1\n",
+}
+"""What differs in a sandbox in which port 53 answers, under 127.0.0.1 as under every other address."""
+
+TRUST_FOLDER = "stockade-trust"
+
 # Public data that a package manager wrote. Small files are copied (a mount costs ten times as much), directories
 # are mounted read-only, and both only where the host has them.
 _COPIED = ("ld.so.cache", "localtime", "mime.types", "protocols", "services", "ssl/openssl.cnf")
 _COPY_BYTES = 1 << 20
-SHARED = ("/etc/alternatives", "/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted")
+SHARED = (
+    *("/etc/alternatives", "/etc/ssl/certs", "/etc/pki/tls/certs", "/etc/pki/ca-trust/extracted"),
+    # The security files of a Java under /usr are links to these, and without them no program of it can start.
+    *sorted(str(path) for path in Path("/etc").glob("java*") if path.is_dir()),
+)
 
 
 def content() -> dict[str, bytes]:

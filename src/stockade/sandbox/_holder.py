@@ -8,7 +8,7 @@ the network and on the mounts made here. In order:
    sandbox's own unprivileged uid;
 2. user, mount and network namespaces with a one-line identity map;
 3. one tmpfs with a size and an inode limit that holds everything the sandbox can write, and ``/etc``;
-4. ``lo`` up, the listeners bound, their descriptors and that of the tmpfs sent to the node agent;
+4. ``lo`` up, every address local where that is asked for, the listeners bound, their descriptors and that of the tmpfs sent to the node agent;
 5. exec of the isolator by descriptor, with an empty environment and its options on a descriptor:
    ``/proc/1/environ`` shows what a program was *started* with, so ``--clearenv`` would come too late.
 
@@ -24,6 +24,7 @@ import os
 import socket
 from typing import NamedTuple, NoReturn
 
+from stockade.sandbox import _anyip, _etc
 from stockade.sandbox import _syscalls as sys_
 
 # The private mount namespace hides whatever lies here on the host; no sandbox binds anything from it.
@@ -37,7 +38,7 @@ _BWRAP_FD = 10
 
 
 class HolderFds(NamedTuple):
-    """Descriptors that came with a request, in this order."""
+    """Descriptors that came with a request, in this order; ``trust`` only if there are trust files (then ≥ 0)."""
 
     report: int
     control: int
@@ -46,6 +47,7 @@ class HolderFds(NamedTuple):
     info: int
     stderr: int
     bwrap: int
+    trust: int = -1
 
 
 class Plan(NamedTuple):
@@ -60,6 +62,10 @@ class Plan(NamedTuple):
     bwrap_tree: str | None
     bwrap_in_tree: str
     command: tuple[str, ...]
+    transparent_ports: tuple[int, ...] = ()
+    dns: bool = False
+    trust: tuple[tuple[str, int], ...] = ()
+    """Name and size of each trust file; their bytes follow each other in the memory file ``HolderFds.trust``."""
 
 
 def scratch_path() -> str:
@@ -106,10 +112,13 @@ def _hold(plan: Plan, fds: HolderFds, files: Files, report: socket.socket) -> No
     if plan.uid is None:
         trees = _open_trees(plan)
     _mounts(plan, scratch, files, trees)
+    _write_trust(plan, fds.trust, f"{scratch}/etc/{_etc.TRUST_FOLDER}")
     root = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     sys_.loopback_up()
     listeners = [_listen(address, port) for address, port in plan.listeners]
-    message = json.dumps({"pid": os.getpid()}).encode()
+    if plan.transparent_ports or plan.dns:
+        listeners += _anyip.open_listeners(plan.transparent_ports, dns=plan.dns)
+    message = json.dumps({"pid": os.getpid(), "listeners": len(listeners)}).encode()
     socket.send_fds(report, [message], [root, *(sock.fileno() for sock in listeners)])
     if report.recv(1) != b"g":
         raise OSError("the node agent went away")
@@ -163,7 +172,7 @@ def _mounts(plan: Plan, scratch: str, files: Files, trees: dict[str, int]) -> No
     sys_.mount("stockade", scratch, "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, options)
     for name in (*WRITABLE, "mounts", "tools", "etc", "guest"):
         os.mkdir(f"{scratch}/{name}", 0o700 if name in WRITABLE else 0o755)
-    for name, data in files.etc.items():
+    for name, data in (files.etc | _etc.WITH_DNS if plan.dns else files.etc).items():
         folder = os.path.dirname(f"{scratch}/etc/{name}")
         if not os.path.isdir(folder):
             os.mkdir(folder, 0o755)
@@ -187,11 +196,28 @@ def _write(path: str, data: bytes) -> None:
     os.close(fd)
 
 
+def _write_trust(plan: Plan, source: int, folder: str) -> None:
+    """Copy the trust files of the run, which all its sandboxes share, out of the memory file."""
+    if not plan.trust:
+        return
+    os.mkdir(folder, 0o755)
+    offset = 0
+    for name, size in plan.trust:
+        fd = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        end = offset + size
+        while offset < end:
+            copied = os.sendfile(fd, source, offset, end - offset)
+            if copied == 0:
+                raise OSError(f"the trust files end at {offset} bytes")
+            offset += copied
+        os.close(fd)
+
+
 def _listen(address: str, port: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((address, port))
-    sock.listen(128)
+    sock.listen(_anyip.BACKLOG)
     sock.setblocking(False)
     return sock
 

@@ -72,7 +72,7 @@ class Spawner:
         if len(data) > REQUEST_BYTES:
             raise SandboxFault("the request for a sandbox is too large", hint="use fewer mounts")
         async with self._sending:  # the loop wakes one waiter per descriptor: a second would replace the first
-            await self._send(self._socket, data, list(fds))
+            await self._send(self._socket, data, [fd for fd in fds if fd >= 0])
 
     @staticmethod
     async def _send(to: socket.socket, data: bytes, fds: list[int]) -> None:

@@ -4,8 +4,8 @@ The node agent serves HTTP, runs threads and holds megabytes; forking *it* would
 whatever lock a thread held. So it starts this process first, which imports the standard library only, stays
 single-threaded, and does nothing but fork holders (:mod:`stockade.sandbox._holder`) and reap them.
 
-Wire: one SOCK_SEQPACKET socket. A request is a JSON object (the fields of ``Plan``) with seven descriptors
-(``HolderFds``); the child answers on its own report socket. The spawner itself only says
+Wire: one SOCK_SEQPACKET socket. A request is a JSON object (the fields of ``Plan``) with seven or eight
+descriptors (``HolderFds``); the child answers on its own report socket. The spawner itself only says
 ``{"exited": pid, "status": wait-status}``. If the agent dies the kernel kills the spawner, and then, through
 bubblewrap's ``--die-with-parent``, every sandbox.
 """
@@ -77,16 +77,17 @@ def _reap(agent: socket.socket) -> None:
 
 
 def _serve(agent: socket.socket, files: Files) -> bool:
-    data, raw, flags, _ = socket.recv_fds(agent, REQUEST_BYTES, len(HolderFds._fields))
+    expected = len(HolderFds._fields)
+    data, raw, flags, _ = socket.recv_fds(agent, REQUEST_BYTES, expected)
     if not data:
         return False
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(raw) != len(HolderFds._fields):
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(raw) not in (expected - 1, expected):
         raise OSError(errno.EPROTO, "malformed request")
     fds = HolderFds(*raw)
     try:
         child = os.fork()
     except OSError as error:  # the node's limit on processes: this start fails, not every sandbox that lives
-        _decline(fds, error)
+        _decline(raw, error)
         return True
     if child == 0:
         signal.set_wakeup_fd(-1)
@@ -94,13 +95,13 @@ def _serve(agent: socket.socket, files: Files) -> bool:
             signal.signal(number, signal.SIG_DFL)
         agent.close()
         run(_plan(json.loads(data)), fds, files)
-    for fd in fds:
+    for fd in raw:
         os.close(fd)
     return True
 
 
-def _decline(fds: HolderFds, error: OSError) -> None:
-    with socket.socket(fileno=fds.report) as report, contextlib.suppress(OSError):
+def _decline(fds: list[int], error: OSError) -> None:
+    with socket.socket(fileno=fds[0]) as report, contextlib.suppress(OSError):
         report.send(json.dumps({"error": f"fork: {error}"}).encode())
     for fd in fds[1:]:
         os.close(fd)
@@ -109,6 +110,7 @@ def _decline(fds: HolderFds, error: OSError) -> None:
 def _plan(request: dict[str, Any]) -> Plan:
     request["listeners"] = tuple((address, port) for address, port in request["listeners"])
     request["mounts"] = tuple((source, target) for source, target in request["mounts"])
-    for name in ("cpus", "command"):
+    request["trust"] = tuple((name, size) for name, size in request["trust"])
+    for name in ("cpus", "command", "transparent_ports"):
         request[name] = tuple(request[name])
     return Plan(**request)

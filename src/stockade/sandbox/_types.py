@@ -6,6 +6,7 @@ bubblewrap, gVisor or virtual machines. Sizes are bytes, times are seconds as ``
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +18,10 @@ from stockade.policy import Mount, SandboxLimits
 WORKSPACE = "/workspace"
 HOME = "/sandbox/home"
 PROXY_PORT = 3128
+DNS_PORT = 53
+TRANSPARENT_PORTS = 64
+TRUST = "/etc/stockade-trust"  # _etc.TRUST_FOLDER
+_NAME_BYTES = 255
 
 
 class ExitKind(StrEnum):
@@ -146,13 +151,38 @@ class Spec:
     env: Mapping[str, str] = field(default_factory=dict)
     proxied: bool = True
     """Whether the environment names the proxy; a sandbox without network gets none."""
+    trust: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of ``/etc/stockade-trust`` by plain name, mode 0644. ``env`` is what points programs at them."""
+
+    def __post_init__(self) -> None:
+        """Refuse names that are no plain file names."""
+        for name in self.trust:
+            if not name or name in (".", "..") or "/" in name or "\0" in name or len(os.fsencode(name)) > _NAME_BYTES:
+                raise ValueError(f"not a plain file name: {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """TCP addresses to bind inside the empty network namespace; their descriptors come out with the sandbox."""
+    """What to bind inside the empty network namespace; the descriptors come out with the sandbox.
+
+    Their order in :attr:`Sandbox.listener_fds`: one TCP listener per entry of ``addresses``; one per entry of
+    ``transparent_ports``, which takes every connection to that port, whatever its address; with ``dns`` the UDP and
+    the TCP socket of port 53, under every address as well. Raises ValueError for what cannot be bound together.
+    """
 
     addresses: tuple[tuple[str, int], ...] = (("127.0.0.1", PROXY_PORT),)
+    transparent_ports: tuple[int, ...] = ()
+    dns: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the kernel would refuse in the middle of a start."""
+        ports = (*self.transparent_ports, *((DNS_PORT,) if self.dns else ()))
+        if len(self.transparent_ports) > TRANSPARENT_PORTS:
+            raise ValueError(f"more than {TRANSPARENT_PORTS} transparent ports")
+        if any(not 0 < port < 1 << 16 for port in ports):
+            raise ValueError("a transparent port is not in 1 … 65535")
+        if len({*ports, *(port for _, port in self.addresses)}) != len(ports) + len({p for _, p in self.addresses}):
+            raise ValueError("a port is named twice, or is that of an address too")
 
 
 NO_LISTENERS = Listeners(())
