@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from stockade import errors
-from stockade.agent import _node
+from stockade.agent import _node, _site
 from stockade.broker import AUTH_HEADER
 from stockade.client import BrokerClient, Run
 from stockade.egress import EgressFault, EgressPool
@@ -200,5 +200,5 @@ def test_only_sockets_that_nobody_answers_are_swept(tmp_path: Path) -> None:
         listener.listen(1)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as was:
             was.bind(str(dead))
-        _node._socket_path(tmp_path)
+        _site.socket_path(tmp_path)
         assert sorted(path.name for path in folder.iterdir()) == [live.name]

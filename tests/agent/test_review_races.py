@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stockade.agent._service import KEEP_ENDED_S, NodeService
+from stockade.agent._wayout import way_out
 from stockade.broker import CreateRequest, Refusal
 from stockade.egress import EgressFault, EgressPool
 from stockade.errors import RecordError, SandboxFault
@@ -76,6 +77,7 @@ class Lab:
             operator=OperatorConfig(version=1),
             backend=self.backend,
             egress=self.pool,
+            way_out=way_out(policy, OperatorConfig(version=1), run_id=self.run.run_id, resolvers=(), worker_uid=None),
             max_live=16,
         )
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
-import errno
 import json
 import logging
 import os
@@ -25,26 +23,31 @@ from typing import Any
 import msgspec
 
 from stockade._version import __version__
+from stockade.agent._metrics import Metrics, open_metrics
 from stockade.agent._owners import Owners
 from stockade.agent._service import NodeService
+from stockade.agent._site import Site, read_site, socket_path
+from stockade.agent._wayout import WayOut, way_out
 from stockade.broker import bind, check_socket_path, create_app, serving
 from stockade.egress import EgressPool
-from stockade.errors import ConfigError, NodeError, PolicyError, StockadeError, Stopped
+from stockade.errors import NodeError, StockadeError, Stopped
 from stockade.events import RUN_PRODUCER, ChainWriter, Context, clip
 from stockade.ids import RUN_SCOPE, new_run_id, parse_run_id
-from stockade.policy import OperatorConfig, Policy, Trifecta, load_operator, load_policy, policy_digest, trifecta
 from stockade.runs import RunDirectory, state_dir
-from stockade.sandbox import BubblewrapBackend, Capabilities, Exit, ExitKind
+from stockade.sandbox import BubblewrapBackend, Exit, ExitKind
 
 _log = logging.getLogger(__name__)
 STOP_POLL_S = 0.25
 _LAST_COMMANDS_S = 1.0
 _REASON_BYTES = 512
-SITE_OPERATOR_FILE = Path("/etc/stockade/operator.yaml")
 
 
 class AgentSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What whoever starts an agent tells it, as JSON on its standard input."""
+    """What whoever starts an agent tells it, as JSON on its standard input.
+
+    ``learn``: find out what rollouts ask for. Nothing leaves that the policy does not allow, but every tunnel is met.
+    ``metrics``: where a Prometheus server may read, an address and port of loopback unless ``unsafe_metrics_anywhere``.
+    """
 
     policy: str
     runs: str
@@ -53,6 +56,9 @@ class AgentSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     operator: str | None = None
     max_episodes: int = 256
     metadata: dict[str, str] = {}
+    learn: bool = False
+    metrics: str | None = None
+    unsafe_metrics_anywhere: bool = False
 
 
 class Node:
@@ -63,105 +69,131 @@ class Node:
         self._tell = tell
         self._over = asyncio.Event()
         self._reason = "closed"
+        self._kept: Mapping[str, str] | None = None
 
     async def serve(self) -> None:
         """Run from start to seal. Raises StockadeError before anything was written if it cannot start."""
-        policy = load_policy(Path(self._spec.policy))
-        operator = load_operator(operator_file(self._spec.operator))
-        verdict = trifecta(policy, today=dt.datetime.now(tz=dt.UTC).date())
-        if verdict.refused:
-            raise PolicyError(verdict.message, path=self._spec.policy, hint="see: stockade policy check")
+        site = read_site(self._spec.policy, self._spec.operator)
         run_id = new_run_id() if self._spec.run_id is None else parse_run_id(self._spec.run_id)
         _raise_descriptor_limit()
         state = state_dir()
-        path = _socket_path(state)
+        path = socket_path(state)
         check_socket_path(path)  # now, while nothing was written yet
         # From here on: a signal that ends the process in the middle of a start would leave half a run.
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._end, f"signal {signal.Signals(number).name}")
-        # The first of the range is the egress workers': no sandbox may share a uid with who guards its way out.
-        backend = BubblewrapBackend(state, uids=(operator.uid_range.first + 1, operator.uid_range.count - 1))
-        try:
+        async with contextlib.AsyncExitStack() as opened:
+            metrics = None
+            if self._spec.metrics is not None:
+                anywhere = self._spec.unsafe_metrics_anywhere
+                metrics = opened.enter_context(open_metrics(self._spec.metrics, anywhere=anywhere))
+            # The first of the range is the egress workers': no sandbox may share a uid with who guards its way out.
+            uids = site.operator.uid_range
+            backend = BubblewrapBackend(state, uids=(uids.first + 1, uids.count - 1))
+            opened.push_async_callback(backend.aclose)
             capabilities = await backend.probe()
             if not capabilities.usable:
                 raise NodeError(
                     f"no sandbox can be made here: {capabilities.missing}",
                     hint=capabilities.hint or "see: stockade doctor",
                 )
+            way = way_out(
+                site.policy,
+                site.operator,
+                run_id=run_id,
+                resolvers=site.resolvers,
+                worker_uid=site.worker_uid,
+                learn=self._spec.learn,
+            )
+            opened.callback(way.close)
             if self._over.is_set():
                 raise Stopped(f"ended before the run began: {self._reason}", hint="nothing was written")
-            manifest = _manifest(policy, operator, capabilities, self._spec)
+            manifest = {
+                **site.manifest(),
+                "unsafe": self._unsafe(site),
+                "backend": {
+                    "name": capabilities.name,
+                    "version": capabilities.version,
+                    "interpreter": capabilities.interpreter,
+                },
+                "per_sandbox_uid": capabilities.per_sandbox_uid,
+                "metadata": dict(self._spec.metadata),
+                "learn": self._spec.learn,
+            }
             run = RunDirectory.create(Path(self._spec.runs), run_id, manifest)
             if run.stop_requested():
                 raise Stopped(f"run {run_id} was stopped", hint="start a new run")
-            await self._run(run, policy, operator, verdict, backend, path)
-        finally:
-            await backend.aclose()
+            await self._run(run, site, way, backend, path, metrics)
+
+    def _unsafe(self, site: Site) -> list[str]:
+        spec = self._spec
+        open_ = spec.metrics is not None and spec.unsafe_metrics_anywhere
+        return [*site.unsafe, *([f"unsafe_metrics_anywhere {spec.metrics}"] if open_ else [])]
 
     async def _run(
         self,
         run: RunDirectory,
-        policy: Policy,
-        operator: OperatorConfig,
-        verdict: Trifecta,
+        site: Site,
+        way: WayOut,
         backend: BubblewrapBackend,
         path: Path,
+        metrics: socket.socket | None,
     ) -> None:
         record_fd = run.open_record(RUN_SCOPE, RUN_PRODUCER)
         try:
-            writer = ChainWriter(record_fd, Context(run.run_id, RUN_SCOPE, policy_digest(policy)), RUN_PRODUCER)
+            writer = ChainWriter(record_fd, Context(run.run_id, RUN_SCOPE, site.digest), RUN_PRODUCER)
             writer.append(
                 "run.start",
                 manifest_digest=run.manifest_digest,
                 version=__version__,
                 backend=backend.name,
                 node=run.node,
-                unsafe=_unsafe(operator),
+                unsafe=self._unsafe(site),
                 metadata=[f"{name}={value}" for name, value in sorted(self._spec.metadata.items())],
             )
-            _record_exemptions(writer, operator, verdict)
-            await self._carry_out(run, self._service(run, writer, policy, operator, backend), writer, path)
+            site.record_exemptions(writer)
+            service = self._service(run, writer, site, backend, way)
+            self._kept = way.kept(site.policy)
+            await self._carry_out(run, service, writer, path, Metrics(run.run_id, service.egress.stats, metrics))
         finally:
             os.close(record_fd)
 
     def _service(
-        self,
-        run: RunDirectory,
-        writer: ChainWriter,
-        policy: Policy,
-        operator: OperatorConfig,
-        backend: BubblewrapBackend,
+        self, run: RunDirectory, writer: ChainWriter, site: Site, backend: BubblewrapBackend, way: WayOut
     ) -> NodeService:
         def lost(rollout_id: str, why: str) -> None:
             service.egress_lost(rollout_id, why)
 
-        worker_uid = operator.uid_range.first if os.geteuid() == 0 else None
         service = NodeService(
             run=run,
             run_writer=writer,
-            policy=policy,
-            operator=operator,
+            policy=site.policy,
+            operator=site.operator,
             backend=backend,
             egress=EgressPool(
-                resolvers=operator.resolvers or system_resolvers(),
-                uid=worker_uid,
-                gid=worker_uid,
+                settings=way.settings,
+                equipment=way.equipment,
+                uid=site.worker_uid,
+                gid=site.worker_uid,
                 on_broken=lost,
                 on_fault=lost,
             ),
+            way_out=way,
             max_live=self._spec.max_episodes,
         )
         return service
 
-    async def _carry_out(self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path) -> None:
+    async def _carry_out(
+        self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path, metrics: Metrics
+    ) -> None:
         """Serve to the end; whatever failed, what was begun is recorded to its end."""
         started_ns = time.monotonic_ns()
         outcome = "failed"
         try:
             if service.has_way_out:
                 await service.egress.start()
-            await self._serve(run, service, writer, path)
+            await self._serve(run, service, writer, path, metrics)
             outcome = "ended"
         except Exception as error:
             self._reason = clip(f"{type(error).__name__}: {error}", _REASON_BYTES).text
@@ -176,7 +208,9 @@ class Node:
             finally:
                 await service.egress.aclose()
 
-    async def _serve(self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path) -> None:
+    async def _serve(
+        self, run: RunDirectory, service: NodeService, writer: ChainWriter, path: Path, metrics: Metrics
+    ) -> None:
         token = secrets.token_urlsafe(32)
 
         def owner_gone(pid: int) -> None:
@@ -188,10 +222,12 @@ class Node:
         sock = bind(path)
         watching = asyncio.create_task(self._watch_stop(run, service, writer), name="stop")
         try:
-            async with serving(create_app(service, token, ttl_s=service.caps.wall_s), sock):
+            app = create_app(service, token, ttl_s=service.caps.wall_s, metrics=metrics.route)
+            async with serving(app, sock), metrics.served(path):
                 if not owners.watch(self._spec.owner_pid):
                     return
-                self._tell({"socket": str(path), "token": token, "run_id": run.run_id, "run_dir": str(run.path)})
+                told = {"socket": str(path), "token": token, "run_id": run.run_id, "run_dir": str(run.path)}
+                self._tell({**told, "store": self._kept})
                 await self._over.wait()
                 service.ending = True
                 # Commands in flight get a moment to end by themselves; then they are ended, and answered as such, before
@@ -233,85 +269,6 @@ class Node:
         latency = time.monotonic_ns() - begun
         writer.append("control.stop", severity=5, reason=reason, person=person, source="STOP")
         writer.append("control.kill", severity=5, reason=reason, person=person, rollouts=ended, latency_ns=latency)
-
-
-def operator_file(given: str | None) -> Path | None:
-    """Return the operator's file: the site's if there is one, which nobody can replace by naming another."""
-    if SITE_OPERATOR_FILE.exists():
-        if given is not None and Path(given) != SITE_OPERATOR_FILE:
-            raise ConfigError(
-                f"this site has its own operator's file, {SITE_OPERATOR_FILE}", path=given, hint="leave --operator away"
-            )
-        return SITE_OPERATOR_FILE
-    return None if given is None else Path(given)
-
-
-def system_resolvers(path: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
-    """Return the name servers of this node (resolv.conf(5)); its search list is not taken over, on purpose."""
-    with contextlib.suppress(OSError):
-        lines = (line.split() for line in path.read_text("utf-8", "replace").splitlines())
-        return tuple(words[1].partition("%")[0] for words in lines if len(words) > 1 and words[0] == "nameserver")
-    return ()
-
-
-def _socket_path(state: Path) -> Path:
-    """Return a fresh path for this agent's socket; those of agents that were killed are swept away."""
-    folder = state / "sockets"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for stale in folder.glob("*.sock"):
-        pid = stale.name.partition("-")[0]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists() and not _answers(stale):
-            stale.unlink(missing_ok=True)
-    return folder / f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-
-
-def _answers(path: Path) -> bool:
-    """Whether somebody listens there: an agent of another pid namespace that shares this state is not in our /proc."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except OSError as error:
-            return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
-    return True
-
-
-def _unsafe(operator: OperatorConfig) -> list[str]:
-    return [f"unsafe_allow_cidrs {entry.cidr}: {entry.reason}" for entry in operator.unsafe_allow]
-
-
-def _record_exemptions(writer: ChainWriter, operator: OperatorConfig, verdict: Trifecta) -> None:
-    for entry in operator.unsafe_allow:
-        writer.append(
-            "operator.exemption", severity=3, what="unsafe_allow_cidrs", values=[str(entry.cidr)], reason=entry.reason
-        )
-    if verdict.waiver is not None:
-        waiver = verdict.waiver
-        writer.append(
-            "stage.waiver",
-            severity=3,
-            waives=waiver.waives,
-            person=waiver.person,
-            reason=waiver.reason,
-            expires=waiver.expires.isoformat(),
-        )
-
-
-def _manifest(policy: Policy, operator: OperatorConfig, capabilities: Capabilities, spec: AgentSpec) -> dict[str, Any]:
-    return {
-        "policy_digest": policy_digest(policy),
-        "policy": policy.model_dump(mode="json"),
-        "backend": {
-            "name": capabilities.name,
-            "version": capabilities.version,
-            "interpreter": capabilities.interpreter,
-        },
-        "per_sandbox_uid": capabilities.per_sandbox_uid,
-        "unsafe": _unsafe(operator),
-        "versions": {"stockade": __version__, "kernel": os.uname().release},
-        "node": socket.gethostname(),
-        "metadata": dict(spec.metadata),
-    }
 
 
 def _raise_descriptor_limit() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stockade.broker import Command, CreateRequest
-from stockade.egress import EgressFault, EgressPool
+from stockade.egress import EgressFault, EgressPool, Role
 from stockade.egress.gate import Rules
 from stockade.errors import RecordError, StockadeError
 from stockade.events import (
@@ -73,14 +73,16 @@ class Rollout:
         """Whether its making is over. Until then only whoever makes it may close it."""
         return self.life.stage not in (Stage.ADMITTED, Stage.STARTING)
 
-    async def attach(self, pool: EgressPool, rules: Rules, *, record: int, path: Path) -> None:
+    async def attach(
+        self, pool: EgressPool, rules: Rules, *, sockets: Mapping[int, Role], record: int, path: Path
+    ) -> None:
         """Give it its way out, with a record of its own: ``record`` is the new file at ``path``."""
         self.egress_fd, self.egress_path = record, path
         await pool.attach(
             self.id,
             context=self.context,
             rules=rules,
-            listener=self.live_sandbox.listener_fds[0],
+            sockets=sockets,
             record=record,
             record_path=path,
         )
@@ -242,6 +244,14 @@ class Rollout:
                 with contextlib.suppress(OSError):
                     os.close(fd)
         self.record_fd = self.egress_fd = -1
+
+
+def pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+    """Return a pipe's two ends, read and write, which ``stack`` closes."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    stack.callback(os.close, read)
+    stack.callback(os.close, write)
+    return read, write
 
 
 def context_of(run_id: str, rollout_id: RolloutId, digest: str, request: CreateRequest) -> Context:

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import replace
 
 from stockade.agent._owners import Owners
-from stockade.agent._rollout import Rollout, context_of
+from stockade.agent._rollout import Rollout, context_of, pipe
+from stockade.agent._wayout import WayOut
 from stockade.broker import Code, CreateRequest, ExecRequest, Refusal
 from stockade.egress import EgressPool
-from stockade.egress.gate import Rules
 from stockade.errors import RecordError, SandboxFault
 from stockade.events import ChainWriter, Producer, clip
 from stockade.ids import RolloutId, new_rollout_id
@@ -30,7 +30,6 @@ from stockade.sandbox import (
     ExecResult,
     Exit,
     ExitKind,
-    Listeners,
     LiveSandbox,
     PathRefused,
     Spec,
@@ -62,6 +61,7 @@ class NodeService:
         operator: OperatorConfig,
         backend: BubblewrapBackend,
         egress: EgressPool,
+        way_out: WayOut,
         max_live: int,
     ) -> None:
         self._run = run
@@ -71,6 +71,7 @@ class NodeService:
         self._digest = policy_digest(policy)
         self._backend = backend
         self.egress = egress
+        self._way_out = way_out
         self._max_live = max_live
         self._rollouts: dict[str, Rollout] = {}
         self._owners = Owners(self._owner_gone)
@@ -94,7 +95,7 @@ class NodeService:
     @property
     def has_way_out(self) -> bool:
         """Whether the policy lets any rollout reach anything."""
-        return bool(self._policy.egress.allow or self._policy.services)
+        return self._way_out.learn or bool(self._policy.egress.allow or self._policy.services)
 
     @property
     def live(self) -> list[Rollout]:
@@ -118,7 +119,8 @@ class NodeService:
 
     async def create(self, request: CreateRequest, *, owner: int | None) -> str:
         """Make an episode; see the module's order. Returns its ID."""
-        state = RunState(self.stopped, self.ending, self._writer.broken, len(self._rollouts), self._max_live)
+        live, learn = len(self._rollouts), self._way_out.learn
+        state = RunState(self.stopped, self.ending, self._writer.broken, live, self._max_live, learn)
         ask = Ask(request.role, request.memory_bytes, request.disk_bytes, request.cpus)
         answer = admit(self._policy, ask, state)
         if isinstance(answer, Held):
@@ -173,12 +175,16 @@ class NodeService:
         rollout.life.move(Stage.STARTING)
         limits = rollout.policy.sandbox
         limits = limits.model_copy(update={"wall_s": min(limits.wall_s, rollout.request.ttl_s)})
+        way = self._way_out
         spec = Spec(rollout.id, limits, mounts=rollout.policy.mounts, proxied=rollout.network)
-        rollout.sandbox = await self._backend.create(spec, Listeners() if rollout.network else NO_LISTENERS)
+        if rollout.network:
+            spec = replace(spec, trust=way.trust, env=way.env)
+        rollout.sandbox = await self._backend.create(spec, way.listeners if rollout.network else NO_LISTENERS)
         if rollout.network:
             await rollout.attach(
                 self.egress,
-                Rules.from_policy(rollout.policy, self._operator, own_names=(socket.gethostname(),)),
+                way.rules(rollout.policy, self._operator),
+                sockets=way.roles(rollout.sandbox.listener_fds),
                 record=self._run.open_record(rollout.id, Producer.EGRESS),
                 path=self._run.record_path(rollout.id, Producer.EGRESS),
             )
@@ -207,7 +213,7 @@ class NodeService:
             raise Refusal(Code.FIELD_NOT_ALLOWED, "ext.peer joins two different grading episodes only")
         await peer.note_given()
         with contextlib.ExitStack() as stack:
-            to_peer, from_peer = _pipe(stack), _pipe(stack)
+            to_peer, from_peer = pipe(stack), pipe(stack)
             first = rollout.run(
                 request.command, timeout_s=request.timeout_s, pipes=(from_peer[0], to_peer[1]), peer=peer.id
             )
@@ -388,10 +394,3 @@ class NodeService:
         left = [rollout for rollout in live if rollout.id in self._rollouts]
         await asyncio.gather(*(self._finish(rollout, exit_) for rollout in left), return_exceptions=True)
         return len(live)
-
-
-def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
-    read, write = os.pipe2(os.O_CLOEXEC)
-    stack.callback(os.close, read)
-    stack.callback(os.close, write)
-    return read, write

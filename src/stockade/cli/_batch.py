@@ -13,9 +13,10 @@ import typer
 
 from stockade.cli._closing import close_run
 from stockade.cli._output import emit, err, out, reporting, table
-from stockade.cli._run import Json, Operator, Policy, RunId, Runs
+from stockade.cli._run import Json, MetricsAnywhere, MetricsAt, Operator, Policy, RunId, Runs
 
 if TYPE_CHECKING:
+    from stockade.client import RunOptions
     from stockade.gym import Task
     from stockade.rewards import BatchResult, ResultLog, Sample
 
@@ -33,12 +34,15 @@ def batch(
     runs: Runs = Path("runs"),
     run_id: RunId = None,
     operator: Operator = None,
+    metrics: MetricsAt = None,
+    unsafe_metrics_anywhere: MetricsAnywhere = False,
     expect: Annotated[
         str | None, typer.Option("--expect", help="Exit with 1 unless every verdict is this one.")
     ] = None,
     json_: Json = False,
 ) -> None:
     """Run and grade every task; a rerun with the same results file goes on with what is missing."""
+    from stockade.client import RunOptions
     from stockade.gym import load_tasks
     from stockade.rewards import ResultLog, Verdict
 
@@ -47,7 +51,15 @@ def batch(
         loaded = load_tasks(tasks)
         with ResultLog(results or tasks.with_suffix(".results.jsonl")) as log:
             width = parallel or len(os.sched_getaffinity(0))
-            done, directory = asyncio.run(_batch(loaded, log, policy, width, runs, run_id, operator, quiet=json_))
+            options = RunOptions(
+                policy=policy,
+                runs=runs,
+                run_id=run_id,
+                operator=operator,
+                metrics=metrics,
+                unsafe_metrics_anywhere=unsafe_metrics_anywhere,
+            )
+            done, directory = asyncio.run(_batch(loaded, log, options, width, quiet=json_))
             samples = [log.samples[task.task_id] for task in loaded if task.task_id in log.samples]
         counts = Counter(sample.verdict.value for sample in samples)
         summary = close_run(directory)
@@ -95,17 +107,14 @@ def _verdict(name: str) -> object:
 async def _batch(
     tasks: list[Task],
     log: ResultLog,
-    policy: Path,
+    options: RunOptions,
     parallel: int,
-    runs: Path,
-    run_id: str | None,
-    operator: Path | None,
     *,
     quiet: bool,
 ) -> tuple[BatchResult, Path]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from stockade.client import connect
+    from stockade.client import Run
     from stockade.rewards import run_batch
 
     done = log.finished(tasks)
@@ -116,7 +125,7 @@ async def _batch(
         TimeRemainingColumn(),
         TextColumn("{task.fields[seen]}"),
     )
-    async with connect(policy, runs=runs, run_id=run_id, operator=operator) as run:
+    async with Run(options) as run:
         with Progress(*columns, console=err, disable=quiet or not sys.stderr.isatty()) as bar:
             shown = bar.add_task("rollouts", total=len(tasks), completed=len(done), seen="")
             seen: Counter[str] = Counter()

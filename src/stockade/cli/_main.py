@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stockade.cli import _batch, _closing, _doctor, _policy, _record, _run, _tasks, _train
+from stockade.cli import _batch, _closing, _doctor, _egress, _egress_learn, _policy, _record, _run, _tasks, _train
 
 app = typer.Typer(
     name="stockade",
@@ -42,6 +42,8 @@ app.command()(_doctor.doctor)
 app.command()(_record.events)
 app.command()(_closing.report)
 app.command()(_record.stop)
+_egress.app.command()(_egress_learn.learn)
+app.add_typer(_egress.app, name="egress")
 app.add_typer(_policy.app, name="policy")
 app.add_typer(_record.app, name="record")
 app.add_typer(_tasks.app, name="tasks")

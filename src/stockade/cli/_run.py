@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -20,11 +21,17 @@ Policy = Annotated[Path, typer.Option("--policy", "-p", help="The policy to run 
 Runs = Annotated[Path, typer.Option("--runs", help="Directory that holds the runs.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Name of the run; made up if missing.")]
 Operator = Annotated[Path | None, typer.Option("--operator", help="The operator's file, if this site has one.")]
+MetricsAt = Annotated[
+    str | None, typer.Option("--metrics", metavar="127.0.0.1:PORT", help="Where a Prometheus server may read.")
+]
+MetricsAnywhere = Annotated[
+    bool, typer.Option("--unsafe-metrics-anywhere", help="--metrics may be an address that other hosts reach.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class Wish:
     """One command and how to run it."""
 
     command: list[str]
@@ -48,32 +55,46 @@ def run(
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="NAME=VALUE for the command.")] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", min=0.001, help="Seconds for the command.")] = None,
     stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass standard input on.")] = False,
+    metrics: MetricsAt = None,
+    unsafe_metrics_anywhere: MetricsAnywhere = False,
     json_: Json = False,
 ) -> None:
     """Run COMMAND in a sandbox of its own and exit with its code; 125 is an error of stockade itself."""
     with reporting(code=OWN_ERROR, as_json=json_):
-        wish = _Wish(
+        wish = Wish(
             command,
-            RunOptions(policy=policy, runs=runs, run_id=run_id, operator=operator),
+            RunOptions(
+                policy=policy,
+                runs=runs,
+                run_id=run_id,
+                operator=operator,
+                metrics=metrics,
+                unsafe_metrics_anywhere=unsafe_metrics_anywhere,
+            ),
             put,
             get,
-            _variables(env or []),
+            variables(env or []),
             timeout,
             sys.stdin.buffer.read() if stdin else b"",
         )
-        code, shown = asyncio.run(_run(wish))
+        code, shown = asyncio.run(carry_out(wish))
     if json_:
         emit(shown)
     else:
-        for stream, name in ((sys.stdout, "stdout_b64"), (sys.stderr, "stderr_b64")):
-            if stream is None:  # whoever started this had closed it
-                continue
-            stream.buffer.write(base64.b64decode(str(shown[name])))
-            stream.flush()
+        pass_on(shown, sys.stdout)
     raise typer.Exit(code)
 
 
-def _variables(items: list[str]) -> dict[str, str]:
+def pass_on(shown: Mapping[str, object], stdout: TextIO | None) -> None:
+    """Write what the command wrote: its output to ``stdout``, the rest to standard error."""
+    for stream, name in ((stdout, "stdout_b64"), (sys.stderr, "stderr_b64")):
+        if stream is not None:  # None: whoever started this had closed it
+            stream.buffer.write(base64.b64decode(str(shown[name])))
+            stream.flush()
+
+
+def variables(items: list[str]) -> dict[str, str]:
+    """Return NAME=VALUE items as a table."""
     table = {}
     for item in items:
         name, equals, value = item.partition("=")
@@ -83,7 +104,8 @@ def _variables(items: list[str]) -> dict[str, str]:
     return table
 
 
-async def _run(wish: _Wish) -> tuple[int, dict[str, object]]:
+async def carry_out(wish: Wish) -> tuple[int, dict[str, object]]:
+    """Run it; return the exit code, and what there is to tell."""
     files = {} if wish.put is None else read_tree(wish.put)
     if wish.get is not None:
         make_fresh(wish.get)
@@ -97,7 +119,10 @@ async def _run(wish: _Wish) -> tuple[int, dict[str, object]]:
                 write_tree(wish.get, found.files)
                 for skipped in found.skipped:
                     err.print(f"not collected: {skipped.path!r}: {skipped.reason}", markup=False)
-        directory = open_run.directory
+        directory, store = open_run.directory, open_run.store
+    if store is not None:
+        done = "were recorded in" if store["mode"] == "record" else "came from"
+        err.print(f"stockade: answers {done} {store['path']} (recording {store['recording']})", markup=False)
     if reply.exit not in ("exited", "signaled", "not_started"):
         err.print(f"stockade: {reply.exit}: {reply.evidence}", markup=False)
     shown: dict[str, object] = {
@@ -111,6 +136,7 @@ async def _run(wish: _Wish) -> tuple[int, dict[str, object]]:
         "stdout_b64": base64.b64encode(reply.stdout).decode(),
         "stderr_b64": base64.b64encode(reply.stderr).decode(),
         "truncated": {"stdout": reply.truncated_stdout, "stderr": reply.truncated_stderr},
+        "store": store,
         "wall_ns": reply.usage.wall_ns,
         "cpu_ns": reply.usage.cpu_ns,
     }

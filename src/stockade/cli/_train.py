@@ -11,10 +11,11 @@ import typer
 
 from stockade.cli._closing import close_run
 from stockade.cli._output import emit, fail, out, reporting, table
-from stockade.cli._run import Json, Operator, RunId, Runs
+from stockade.cli._run import Json, MetricsAnywhere, MetricsAt, Operator, RunId, Runs
 from stockade.cli._trainer import follow_trainer
 
 if TYPE_CHECKING:
+    from stockade.client import RunOptions
     from stockade.training import Job
 
 
@@ -24,19 +25,30 @@ def train(
     runs: Runs = Path("runs"),
     run_id: RunId = None,
     operator: Operator = None,
+    metrics: MetricsAt = None,
+    unsafe_metrics_anywhere: MetricsAnywhere = False,
     control: Annotated[
         bool, typer.Option("--control", help="Train a second model on coin flips, for comparison.")
     ] = False,
     json_: Json = False,
 ) -> None:
     """Train a policy model with rollouts in sandboxes; ends with metrics, a model, a sealed record and a report."""
+    from stockade.client import RunOptions
     from stockade.training import load_job
 
     with reporting(as_json=json_):
         loaded = load_job(job)
         if control:
             loaded = loaded.model_copy(update={"control": "coin_flip"})
-        code, told, directory, isolation = asyncio.run(_train(loaded, runs, run_id, operator, quiet=json_))
+        options = RunOptions(
+            policy=Path(loaded.policy),
+            runs=runs,
+            run_id=run_id,
+            operator=operator,
+            metrics=metrics,
+            unsafe_metrics_anywhere=unsafe_metrics_anywhere,
+        )
+        code, told, directory, isolation = asyncio.run(_train(loaded, options, quiet=json_))
         if told.get("event") == "failed":
             fail(str(told.get("message")), hint=told.get("hint"), code=code or 1, as_json=json_)
         summary = _close(loaded, directory, isolation, told)
@@ -55,10 +67,8 @@ def train(
     raise typer.Exit(code)
 
 
-async def _train(
-    job: Job, runs: Path, run_id: str | None, operator: Path | None, *, quiet: bool
-) -> tuple[int, Mapping[str, Any], Path, str]:
-    from stockade.client import connect
+async def _train(job: Job, options: RunOptions, *, quiet: bool) -> tuple[int, Mapping[str, Any], Path, str]:
+    from stockade.client import Run
     from stockade.policy import load_policy
     from stockade.training import require_engine, resolve_job, serve_rates, service_of
 
@@ -67,7 +77,7 @@ async def _train(
     resolved = resolve_job(job, policy)
     service = service_of(job, policy)
     with serve_rates(service.address, service.port, resolved.rate):
-        async with connect(job.policy, runs=runs, run_id=run_id, operator=operator) as run:
+        async with Run(options) as run:
             code, told, isolation = await follow_trainer(resolved, run, Path(job.policy), quiet=quiet)
             directory = run.directory
     return code, told, directory, isolation

@@ -34,7 +34,11 @@ _SEAL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to start a run; paths may be relative to the working directory."""
+    """How to start a run; paths may be relative to the working directory.
+
+    ``learn``: nothing leaves that the policy does not allow, but what rollouts ask for is met and recorded.
+    ``metrics``: an address and port of loopback (any, with ``unsafe_metrics_anywhere``) for a Prometheus server to read.
+    """
 
     policy: Path
     runs: Path = Path("runs")
@@ -42,6 +46,9 @@ class RunOptions:
     operator: Path | None = None
     max_episodes: int = 256
     metadata: Mapping[str, str] | None = None
+    learn: bool = False
+    metrics: str | None = None
+    unsafe_metrics_anywhere: bool = False
 
     def spec(self) -> dict[str, object]:
         """Return what the agent is told."""
@@ -52,6 +59,9 @@ class RunOptions:
             "operator": None if self.operator is None else str(self.operator.absolute()),
             "max_episodes": self.max_episodes,
             "metadata": dict(self.metadata or {}),
+            "learn": self.learn,
+            "metrics": self.metrics,
+            "unsafe_metrics_anywhere": self.unsafe_metrics_anywhere,
             "owner_pid": os.getpid(),
         }
 
@@ -74,6 +84,12 @@ class Run:
     def directory(self) -> Path:
         """The run's directory, with its manifest and its record."""
         return Path(self._told["run_dir"])
+
+    @property
+    def store(self) -> Mapping[str, str] | None:
+        """Where answers are recorded or come from (``mode``, ``path``, ``recording``); None in the other modes."""
+        store: Mapping[str, str] | None = self._told.get("store")
+        return store
 
     @property
     def client(self) -> BrokerClient:

@@ -39,13 +39,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What admission must know of the run at this moment."""
+    """What admission must know of the run at this moment.
+
+    ``learn``: what a rollout asks for is to be found out, so it has a network even where nothing is allowed.
+    """
 
     stopped: bool
     ending: bool
     record_broken: bool
     live: int
     max_live: int
+    learn: bool = False
 
 
 def admit(policy: Policy, ask: Ask, state: RunState) -> Admitted | Held:
@@ -69,5 +73,6 @@ def admit(policy: Policy, ask: Ask, state: RunState) -> Admitted | Held:
         }
     )
     allowed = effective(policy, network=ask.role == "rollout")
-    network = bool(allowed.egress.allow or allowed.services)
+    asks = state.learn and ask.role == "rollout"
+    network = asks or bool(allowed.egress.allow or allowed.services)
     return Admitted(allowed.model_copy(update={"sandbox": lowered}), network)
