@@ -1,9 +1,9 @@
 """Compile the lists of system calls into the filters that are shipped.
 
 ``stockade.sandbox._seccomp_table`` goes into ``src/stockade/sandbox/_filters/`` (what code in a sandbox may do),
-``stockade.egress._filters._table`` into ``plain/`` and ``unix/`` beside it (what an egress worker may do).
+``tools/worker_calls.py`` into ``src/stockade/egress/_filters/`` (what an egress worker may do).
 
-Usage: ``python tools/build_seccomp.py [--check]``. ``--check`` writes nothing and fails when the
+Usage: ``python -m tools.build_seccomp [--check]``. ``--check`` writes nothing and fails when the
 shipped files differ from what would be written.
 
 libseccomp (through pyseccomp) says which number a name has on which machine; the program is laid out
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from stockade.egress._filters import _table as worker
 from stockade.sandbox._seccomp_table import CONDITIONAL, DEFAULT, GROUPS, LOW_32, Action, Check, Conditional, Group
+from tools import worker_calls as worker
 
 SOURCES = Path(__file__).resolve().parent.parent / "src" / "stockade"
 FILTERS = SOURCES / "sandbox" / "_filters"

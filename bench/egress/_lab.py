@@ -36,10 +36,15 @@ SIZES = {"1k": 1 << 10, "10m": 10 << 20, "64m": 1 << 26, "1g": 1 << 30}
 
 _NEEDED = {
     "unshare": "util-linux",
+    "setpriv": "util-linux",
     "ip": "iproute2",
     "nginx": "nginx-light",
     "cc": "gcc and libc6-dev",
 }
+
+
+LEASH = ("setpriv", "--pdeathsig", "TERM")
+"""Put before a program that must not outlive this one, even if this one is killed; squid slips it by changing its user."""
 
 
 class Missing(Exception):
@@ -154,7 +159,8 @@ http {{
 """)
         program = program_path("nginx")
         assert program is not None, "checked before"
-        process = subprocess.Popen([program, "-c", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        words = [*LEASH, program, "-c", str(settings)]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for_port(ORIGIN, 80, process)
         return process
 

@@ -12,7 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from bench.egress._lab import NAMES, RESOLVER, Cores, Lab, free_port, program_path, wait_for_port
+from bench.egress._lab import LEASH, NAMES, RESOLVER, Cores, Lab, free_port, program_path, wait_for_port
 from bench.egress._meter import tree
 
 FILLERS = [f"host{number:02}.bench.example" for number in range(40)]
@@ -71,7 +71,7 @@ class _Process(Peer):
         self.folder.mkdir()
         self.folder.chmod(0o777)  # squid gives root up before it opens its log
         self.port = free_port()
-        self._words = [*cores.prefix, *self.command()]
+        self._words = [*LEASH, *cores.prefix, *self.command()]
         self._start()
 
     def _start(self) -> None:

@@ -317,6 +317,8 @@ class Dns:
     queries: list[tuple[str, str]] = field(default_factory=list)
     ttl_s: int = 0
     """Of every answer: 0, so that a test which gives a name another address need not wait for a cache."""
+    hold: threading.Event | None = None
+    """Answers nothing until this is set, so that a test can have many look-ups under way."""
 
     def answer(self, wire: bytes, *, tcp: bool) -> list[bytes]:
         """Return the datagrams that answer ``wire``."""
@@ -325,6 +327,8 @@ class Dns:
         request = dnslib.DNSRecord.parse(wire)
         name, rrtype = str(request.q.qname).rstrip(".").lower(), dnslib.QTYPE[request.q.qtype]
         self.queries.append((name, rrtype))
+        if self.hold is not None:
+            self.hold.wait(10)
         reply = request.reply()
         entry = self.zone.get(name)
         word = entry if isinstance(entry, str) else ""

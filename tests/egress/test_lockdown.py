@@ -246,6 +246,7 @@ attempt("inside", lambda: os.close(os.open("inside", os.O_RDWR, dir_fd=store_fd)
 """
 
 
+@pytest.mark.promise("S3.18")
 def test_a_store_is_not_a_way_to_anything_else(tmp_path: Path) -> None:
     store = tmp_path / "store"
 

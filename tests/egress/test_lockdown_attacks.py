@@ -243,12 +243,14 @@ def successes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return attempt(attacks, tmp_path_factory.mktemp("free"), lock=False)
 
 
+@pytest.mark.promise("S3.18")
 @pytest.mark.parametrize("attack", KILLING, ids=named)
 def test_the_process_is_killed_for_it(attack: Attack, tmp_path: Path) -> None:
     ran = attempt((attack,), tmp_path, lock=True)
     assert (ran.status, named(attack) in ran.found) == (KILLED, False), ran
 
 
+@pytest.mark.promise("S3.18")
 @pytest.mark.parametrize("attack", KILLING, ids=named)
 def test_without_the_lock_down_it_is_done(attack: Attack, tmp_path: Path) -> None:
     if attack.root:
@@ -257,6 +259,7 @@ def test_without_the_lock_down_it_is_done(attack: Attack, tmp_path: Path) -> Non
     assert ran.found.get(named(attack)) in attack.free, ran
 
 
+@pytest.mark.promise("S3.18")
 @pytest.mark.parametrize("attack", REFUSED, ids=named)
 def test_it_is_refused(attack: Attack, refusals: tuple[Ran, Path]) -> None:
     ran, folder = refusals

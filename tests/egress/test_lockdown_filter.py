@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from stockade.egress import _filters
 from stockade.egress._filters import VARIANTS
-from stockade.egress._filters._table import CONDITIONAL, GROUPS
 from stockade.errors import NodeError
 from tests.support import requires
 from tools import build_seccomp
 from tools.build_seccomp import WORKER
+from tools.worker_calls import CONDITIONAL, GROUPS
 
 MACHINES = ("x86_64", "aarch64")
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -192,6 +192,7 @@ def test_what_nobody_does_by_mistake_is_killed(variant: str, machine: str, name:
 # ------------------------------------------------------------------------------------- shipped bytes
 
 
+@pytest.mark.promise("S3.18")
 @EVERY
 def test_the_shipped_bytes_come_from_the_list(variant: str, machine: str) -> None:
     """Compiled again from the list and the numbers of the sidecar; needs no libseccomp."""

@@ -31,6 +31,7 @@ def kinds(path: Path) -> list[object]:
     return [decode(line)["kind"] for line in path.read_bytes().splitlines(keepends=True)]
 
 
+@pytest.mark.promise("S4.1")
 def test_held_lines_come_before_the_next_and_the_chain_is_whole(tmp_path: Path) -> None:
     path = tmp_path / EGRESS
     with open_writer(tmp_path, ROLLOUT, Producer.EGRESS) as writer:
@@ -122,6 +123,7 @@ def test_not_more_is_held_than_a_bound(tmp_path: Path) -> None:
     assert problems(path) == []
 
 
+@pytest.mark.promise("S4.4")
 @pytest.mark.parametrize("how", ["append", "flush", "seal", "sync", "full"])
 def test_held_lines_that_do_not_fit_break_the_chain(how: str, tmp_path: Path) -> None:
     path = tmp_path / EGRESS

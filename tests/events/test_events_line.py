@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 import uuid
 
 import pytest
@@ -84,3 +86,17 @@ def test_event_ids_are_uuid_version_7_of_their_time(milliseconds: int) -> None:
 
 def test_event_ids_of_one_moment_differ() -> None:
     assert len({uuid7(0) for _ in range(1000)}) == 1000
+
+
+def test_a_child_does_not_repeat_the_ids_of_its_parent():
+    uuid7(time.time_ns())  # the parent has some chance left over
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, uuid7(time.time_ns())[-16:].encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(reader, 64).decode()
+    os.close(reader)
+    os.close(writer)
+    assert theirs != uuid7(time.time_ns())[-16:]

@@ -26,6 +26,7 @@ from stockade.runs import state_dir
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+    from starlette.applications import Starlette
     from starlette.routing import Route
 
 _AGENTS = "agents"
@@ -152,6 +153,11 @@ class Metrics:
     def route(self) -> Route:
         """The route on the agent's own socket."""
         return metrics_route(self.render, self._token)
+
+    @property
+    def app(self) -> Starlette:
+        """An application of that one route, for an agent that has no other."""
+        return metrics_app(self.render, token=self._token)
 
     @contextlib.asynccontextmanager
     async def served(self, path: Path) -> AsyncIterator[None]:

@@ -172,13 +172,18 @@ def _ports(policy: Policy, usual: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(sorted([*ports, *more[: TRANSPARENT_PORTS - len(ports)]]))
 
 
+def default_store() -> Path:
+    """Return where answers are kept on a machine whose operators say nothing of it."""
+    return state_dir() / "store"
+
+
 def _store_settings(policy: Policy, operator: OperatorConfig) -> tuple[Path, StoreSettings] | None:
     egress = policy.egress
     needed = egress.mode in _STRICT
     if operator.store is None:
         if not needed:
             return None
-        return state_dir() / "store", StoreSettings(_DEFAULT_STORE_BYTES, egress.recording)
+        return default_store(), StoreSettings(_DEFAULT_STORE_BYTES, egress.recording)
     if not needed and not any(rule.store for rule in egress.allow):
         return None
     return Path(operator.store.path), StoreSettings(operator.store.max_bytes, egress.recording)

@@ -227,8 +227,13 @@ async def _unknown(request: Request, error: Exception) -> Response:
     return _refused(Refusal(Code.INVALID_REQUEST, f"{request.method} {request.url.path}: {detail}", status=status))
 
 
-def create_app(service: EpisodeService, token: str, *, ttl_s: float = 3600.0) -> Starlette:
-    """Return the application; every route wants ``token`` in the header, the socket's mode notwithstanding."""
+def create_app(
+    service: EpisodeService, token: str, *, ttl_s: float = 3600.0, metrics: Route | None = None
+) -> Starlette:
+    """Return the application; every route wants ``token`` in the header, the socket's mode notwithstanding.
+
+    ``metrics`` is a route beside them that looks after itself (:func:`metrics_route`).
+    """
     routes = _Routes(service, token, ttl_s)
     table: list[tuple[str, str, _Handler]] = [
         ("GET", "/health", routes.health),
@@ -241,7 +246,8 @@ def create_app(service: EpisodeService, token: str, *, ttl_s: float = 3600.0) ->
         ("PUT", "/episodes/{id}/dirs", routes.put_dir),
         ("GET", "/episodes/{id}/dirs", routes.get_dir),
     ]
+    own = [Route(path, routes.guard(handler), methods=[method]) for method, path, handler in table]
     return Starlette(
-        routes=[Route(path, routes.guard(handler), methods=[method]) for method, path, handler in table],
+        routes=own if metrics is None else [*own, metrics],
         exception_handlers={HTTPException: _unknown},
     )

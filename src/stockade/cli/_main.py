@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from stockade.cli import _batch, _closing, _doctor, _egress, _egress_learn, _policy, _record, _run, _tasks, _train
+from stockade.cli import (
+    _batch,
+    _closing,
+    _doctor,
+    _egress,
+    _egress_gateway,
+    _egress_learn,
+    _egress_store,
+    _policy,
+    _record,
+    _run,
+    _tasks,
+    _train,
+)
 
 app = typer.Typer(
     name="stockade",
@@ -43,6 +56,9 @@ app.command()(_record.events)
 app.command()(_closing.report)
 app.command()(_record.stop)
 _egress.app.command()(_egress_learn.learn)
+_egress.app.command()(_egress_gateway.gateway)
+_egress.app.command()(_egress_gateway.metrics)
+_egress.app.command()(_egress_store.recordings)
 app.add_typer(_egress.app, name="egress")
 app.add_typer(_policy.app, name="policy")
 app.add_typer(_record.app, name="record")

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from stockade.egress._roles import Role
     from stockade.egress._settings import ChainSettings, Equipment, Settings, StoreSettings
     from stockade.egress._slot import Detached, EgressFault, PoolStats
-    from stockade.egress._store_tool import prepare_store
+    from stockade.egress._store_tool import (
+        check_store,
+        discard_recording,
+        list_entries,
+        list_recordings,
+        prepare_store,
+        recount_store,
+    )
     from stockade.egress._trust import system_roots, trust_env, trust_files
     from stockade.egress._usage import Usage
 
@@ -36,8 +43,13 @@ __all__ = [
     "Settings",
     "StoreSettings",
     "Usage",
+    "check_store",
+    "discard_recording",
+    "list_entries",
+    "list_recordings",
     "make_authority",
     "prepare_store",
+    "recount_store",
     "system_roots",
     "trust_env",
     "trust_files",
@@ -49,7 +61,12 @@ __getattr__ = lazy(
         "COUNTED": "stockade.egress._counts",
         "Authority": "stockade.egress._authority",
         "make_authority": "stockade.egress._authority",
+        "check_store": "stockade.egress._store_tool",
+        "discard_recording": "stockade.egress._store_tool",
+        "list_entries": "stockade.egress._store_tool",
+        "list_recordings": "stockade.egress._store_tool",
         "prepare_store": "stockade.egress._store_tool",
+        "recount_store": "stockade.egress._store_tool",
         "system_roots": "stockade.egress._trust",
         "trust_env": "stockade.egress._trust",
         "trust_files": "stockade.egress._trust",

@@ -42,7 +42,7 @@ class Leg(Protocol):
 class Upstream:
     """A connection to a judged address, kept for further requests to the identical destination."""
 
-    __slots__ = ("_host", "_port", "_scheme", "addresses", "peer", "service", "stream")
+    __slots__ = ("_host", "_port", "_scheme", "addresses", "peer", "service", "stream", "unchecked")
 
     def __init__(self, stream: AnyStream, decision: Decision) -> None:
         self.stream = stream
@@ -51,6 +51,7 @@ class Upstream:
         self.addresses = decision.addresses
         self.peer = decision.peer
         self.service = decision.service
+        self.unchecked = decision.unchecked
 
     def serves(self, request: Request) -> bool:
         """Whether ``request`` may use this connection: same host, port and scheme, and nothing unasked has come."""

@@ -111,6 +111,12 @@ class Loop:
         if not watch.muted:
             self._epoll.unregister(watch.fd)
 
+    def forget(self, watch: Watch) -> None:
+        """Forget a descriptor that is closed right after, and shared with nobody: epoll drops it then (epoll(7))."""
+        if watch.live:
+            watch.live = False
+            del self._watches[watch.fd]
+
     def call_later(self, delay_s: float, callback: Callable[[], None], on_fault: Fault) -> Timer:
         """Call ``callback`` once, ``delay_s`` seconds from now."""
         timer = Timer(self.now + delay_s, callback, on_fault)

@@ -115,10 +115,10 @@ class Passage:
         if grant.wildcard and not rollout.names.admit(request.destination.host):
             connection.deny(Reason.TOO_MANY_NAMES)
             return
+        if not self._clean(decision):
+            return
         if verdict.handling is _INSPECT:
             self._inspect(decision)
-            return
-        if not request.tunnel and not self._clean(decision):
             return
         if rollout.shelf is not None and not request.tunnel and rollout.shelf.concerns(grant):
             self._from_shelf(decision, rollout.shelf)
@@ -131,13 +131,14 @@ class Passage:
         grant, rollout = decision.grant, connection.rollout
         if grant is None:
             return False
-        if head.credentials or head.upgrade or grant.guarded or grant.credential:
+        asks = head.credentials or head.upgrade or grant.guarded or grant.credential
+        if asks and not head.request.tunnel:  # what comes with a CONNECT goes nowhere
             for verdict in (judge_credentials(head, grant), judge_upgrade(head, grant)):
                 if not verdict.allowed:
                     connection.deny(verdict.reason)
                     return False
         if rollout.scanner is not None:
-            found = rollout.scanner.scan(head)
+            found = rollout.scanner.scan(head)  # of a tunnel too: its name is asked of servers outside
             if found is not None:
                 connection.deny(Reason.SECRET_FOUND, found)
                 return False
@@ -163,9 +164,19 @@ class Passage:
         if decision.meter is None:
             decision.meter = connection.rollout.budget.meter(limited=decision.limited)
         self._relay = relay
-        if connection.record_permission(decision):
+        if not self._crowded(decision) and connection.record_permission(decision):
             connection.enter(_EXCHANGE)
             relay.start()
+
+    def _crowded(self, decision: Decision) -> bool:
+        """Whether the rule's connections were all taken meanwhile; then it was refused.
+
+        They are counted from the permission on: many that wait for one look-up have all seen room for one.
+        """
+        if decision.limited < 0 or not self._connection.rollout.budget.rules[decision.limited].full:
+            return False
+        self._connection.deny(Reason.TOO_MANY_CONNECTIONS)
+        return True
 
     def _inspect(self, decision: Decision) -> None:
         """The tunnel will end here; nothing is resolved or dialled for it."""
@@ -193,7 +204,7 @@ class Passage:
             if upstream.serves(decision.head.request):
                 # The same canonical destination: its addresses were judged when this socket was dialled.
                 decision.addresses, decision.peer = upstream.addresses, upstream.peer
-                decision.service = upstream.service
+                decision.service, decision.unchecked = upstream.service, upstream.unchecked
                 self._permit()
                 return
             self._drop_upstream()
@@ -245,6 +256,8 @@ class Passage:
         connection = self._connection
         rollout, decision = connection.rollout, connection.decision
         if decision is None or decision.grant is None:
+            return
+        if self._crowded(decision):
             return
         tunnel = decision.head.request.tunnel
         if decision.meter is None:

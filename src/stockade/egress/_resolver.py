@@ -50,10 +50,6 @@ class Answer:
     addresses: tuple[Address, ...] = ()
 
 
-def preload() -> None:
-    """Nothing is imported late any more; this goes when the worker does not call it."""
-
-
 @dataclass(slots=True)
 class Resolver:
     """Looks names up at ``servers``. Counts: ``queries`` sent, look-ups ``joined`` to one under way, cache ``hits``."""

@@ -179,7 +179,7 @@ class Rollout:
         found = next((one for one in self.rules.credentials if one.name == name), None)
         if found is None:
             raise KeyError(name)
-        return ((found.header.encode("ascii"), found.value.encode("ascii")),)
+        return (found.field,)
 
     # ---- the record
 

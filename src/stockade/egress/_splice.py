@@ -15,7 +15,7 @@ from enum import Enum
 from stockade.egress._stream import Stream
 
 _F_SETPIPE_SZ = 1031
-_PIPE_BYTES = 256 * 1024
+_PIPE_BYTES = 1024 * 1024
 _FREE_PIPES = 64
 _FLAGS = 1 | 2  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK
 _COPY_BYTES = 64 * 1024
@@ -83,7 +83,7 @@ class Pump:
     ``left()`` is how many bytes the budget still grants, ``count(n)`` takes note of ``n`` that were read.
     """
 
-    __slots__ = ("_copied", "_count", "_held", "_left", "_pipe", "_pipes", "_source", "_target", "ended")
+    __slots__ = ("_copied", "_count", "_held", "_left", "_pipe", "_pipes", "_source", "_target", "ended", "other")
 
     def __init__(
         self,
@@ -103,6 +103,8 @@ class Pump:
         self._held = 0
         self._copied = 0
         self.ended = False
+        self.other: Pump | None = None
+        """The opposite direction: when both have ended the sockets are closed, and no half-close is needed before."""
 
     def run(self) -> Flow:
         """Move what can be moved now, and set what both sides wait for."""
@@ -204,6 +206,8 @@ class Pump:
     def _end(self) -> Flow:
         self.ended = True
         self._release()
+        if self.other is not None and self.other.ended:
+            return Flow.ENDED
         self._source.want(read=False)
         self._target.finish()
         return Flow.ENDED

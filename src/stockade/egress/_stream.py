@@ -117,7 +117,7 @@ class Stream:
         if self.closed:
             return
         self.closed = True
-        self._loop.unwatch(self._watch)
+        self._loop.forget(self._watch)
         if abort:
             with contextlib.suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)

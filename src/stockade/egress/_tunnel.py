@@ -110,6 +110,8 @@ class Tunnel:
         buffer.clear()
         self._up = self._pump(client, self._upstream, up=True)
         self._down = self._pump(self._upstream, client, up=False)
+        if isinstance(self._up, Pump) and isinstance(self._down, Pump):
+            self._up.other, self._down.other = self._down, self._up
         if flight:
             meter.out(len(flight))
             try:

@@ -27,7 +27,7 @@ from stockade.egress._ledger import Ledger, read_memory
 from stockade.egress._loop import READ, WRITE, Loop, Watch
 from stockade.egress._mint import warm
 from stockade.egress._names import Names
-from stockade.egress._resolver import Resolver, preload
+from stockade.egress._resolver import Resolver
 from stockade.egress._roles import Role
 from stockade.egress._rollout import Rollout, Shell, first_number
 from stockade.egress._settings import Settings
@@ -139,7 +139,6 @@ class Worker:
         self._parts.run = run_account(self._parts, settings.run_limits, place, places)
         self._take_own(message)
         # Before the uid changes: Python may lie in a home that only the agent's user can read.
-        preload()
         warm()
         _lockdown.preload_codecs()
         nofile = _lockdown.raise_nofile()
@@ -168,6 +167,8 @@ class Worker:
         roles = [Role(role) for role in _wire.texts(message, "roles")]
         if not roles or len(fds) != _SOCKETS + len(roles):
             raise WireError("attach takes record, ledger, rules and the sockets of its roles")
+        if Role.GATEWAY in roles and self._shell.gateway_context is None:
+            raise WireError("a gateway's listener without its certificate")
         rules = Rules.from_json(read_memory(fds[_RULES]))
         start = None if message.get("chain_start") is None else head_from(_wire.table(message, "chain_start"))
         writer = ChainWriter(fds[_RECORD], context_from(_wire.table(message, "context")), Producer.EGRESS, start=start)

@@ -64,9 +64,30 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\u{0xD800 + (point >> 10):04x}\\u{0xDC00 + (point & 0x3FF):04x}"
 
 
+class _Chance:
+    """Random digits, asked of the kernel for many IDs at a time. They are no secrets; a child must not repeat them."""
+
+    def __init__(self) -> None:
+        self._digits = ""
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._digits = ""
+
+    def take(self) -> str:
+        if not self._digits:
+            self._digits = os.urandom(_ID_BYTES * _IDS_AT_A_TIME).hex()
+        taken, self._digits = self._digits[: 2 * _ID_BYTES], self._digits[2 * _ID_BYTES :]
+        return taken
+
+
+_ID_BYTES, _IDS_AT_A_TIME = 10, 64
+_CHANCE = _Chance()
+
+
 def uuid7(time_ns: int) -> str:
     """Return a UUIDv7 (RFC 9562 §5.7): 48 bits of Unix milliseconds, then 74 bits of chance."""
-    stamp, chance = f"{time_ns // 1_000_000 & 0xFFFF_FFFF_FFFF:012x}", os.urandom(10).hex()
+    stamp, chance = f"{time_ns // 1_000_000 & 0xFFFF_FFFF_FFFF:012x}", _CHANCE.take()
     return f"{stamp[:8]}-{stamp[8:]}-7{chance[1:4]}-{_VARIANT[chance[4]]}{chance[5:8]}-{chance[8:]}"
 
 

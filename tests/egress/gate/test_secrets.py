@@ -48,6 +48,7 @@ FORMS = {
 }
 
 
+@pytest.mark.promise("S3.16")
 @pytest.mark.parametrize("size", [None, 1, 2, 3, 7])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_egress_case_099_found_in_every_form_and_across_pieces(form, size):
@@ -152,6 +153,7 @@ HEADS = {
 }
 
 
+@pytest.mark.promise("S3.16")
 @pytest.mark.parametrize("where", HEADS)
 @pytest.mark.parametrize(
     "encode", [bytes, lambda raw: raw.hex().encode(), lambda raw: base64.b64encode(raw).rstrip(b"=")]

@@ -53,6 +53,7 @@ def head(*fields, method=b"GET", target=b"/", version=b"1.1", origin=TLS):
 BOTH = pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
 
 
+@pytest.mark.promise("S3.15")
 @BOTH
 def test_egress_case_062_read_only_means_the_same_in_clear_and_inside_tls(scheme, port):
     made = rules(rule(read_only=True))
@@ -68,6 +69,7 @@ def test_egress_case_062_read_only_means_the_same_in_clear_and_inside_tls(scheme
     assert decide(inside(port=port, scheme=scheme), made, body=True).reason is BODY
 
 
+@pytest.mark.promise("S3.15")
 @pytest.mark.parametrize(
     ("made", "method", "reason"),
     [
@@ -100,6 +102,7 @@ def test_methods_that_nobody_implies(method):
     assert decide(inside(method), rules(rule(methods=(method,)))).reason is ALLOWED
 
 
+@pytest.mark.promise("S3.15")
 @pytest.mark.parametrize(
     ("size", "own", "general", "reason"),
     [

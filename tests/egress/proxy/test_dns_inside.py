@@ -84,6 +84,7 @@ def test_each_name_keeps_its_own_address(guest: GuestNet, rollout: Attached) -> 
     assert len(set(found)) == 3
 
 
+@pytest.mark.promise("S3.13")
 @pytest.mark.parametrize("name", ["evil.test", "test", "wild.test", "bad.wild.test", "plain.test.evil.test", "localhost"])
 def test_egress_case_042_a_denied_name_does_not_exist_and_is_asked_of_nobody(
     name: str, lab: NetLab, guest: GuestNet, rollout: Attached
@@ -108,6 +109,7 @@ def test_egress_case_042_secrets_in_labels_go_nowhere(lab: NetLab, guest: GuestN
     eventually(lambda: sum(event.get("count", 1) for event in rollout.events("net.dns")) == 40)
 
 
+@pytest.mark.promise("S3.13")
 def test_egress_case_043_long_labels_and_many_names_under_a_wildcard(
     lab: NetLab, guest: GuestNet, rollout: Attached
 ) -> None:

@@ -43,6 +43,7 @@ def rollout(sites: Sites) -> Attached:
     return sites.attach()
 
 
+@pytest.mark.promise("S3.11")
 def test_a_request_inside_is_decided_recorded_and_forwarded(sites: Sites, rollout: Attached, site: Origin) -> None:
     connections = site.connections
     with sites.inside(rollout, HOST) as client:
@@ -209,6 +210,7 @@ def test_egress_case_066_an_encoded_slash_passes_where_the_rule_says_so(
         assert ask(client, "api.test", "/v1/a/b").reason == "path_not_allowed"
 
 
+@pytest.mark.promise("S3.11")
 def test_egress_case_062_the_same_rules_by_every_way_in(sites: Sites, site: Origin) -> None:
     rollout = sites.attach(policy("{host: clear.test, read_only: true, ports: [80, 443]}"))
     plain = sites.lab.http(IP, 80)
@@ -239,6 +241,7 @@ def test_clear_text_in_a_tunnel_to_the_tls_port_is_refused(sites: Sites, rollout
     assert site.connections == connections
 
 
+@pytest.mark.promise("S3.11")
 def test_egress_case_063_without_an_authority_nothing_is_let_through_unseen(
     worker: Worker, sites: Sites, site: Origin
 ) -> None:
@@ -262,6 +265,7 @@ def test_egress_case_063_a_worker_without_its_key_refuses_too(worker: Worker, si
     assert site.connections == connections
 
 
+@pytest.mark.promise("S3.15")
 def test_egress_case_069_method_override_headers_stay_here(sites: Sites, rollout: Attached, site: Origin) -> None:
     names = ("X-HTTP-Method-Override", "X-Method-Override", "X-HTTP-Method", "X_HTTP_METHOD_OVERRIDE", "X-Original-URL")
     with sites.inside(rollout, HOST) as client:

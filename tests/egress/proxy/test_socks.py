@@ -97,6 +97,7 @@ def test_egress_case_084_an_opaque_tunnel(host: bytes, sites: Sites, rollout: At
     assert rollout.last()["tls.client.server_name"] == "open.test"
 
 
+@pytest.mark.promise("S3.14")
 def test_egress_case_084_an_inspected_tunnel(sites: Sites, rollout: Attached, site: Origin) -> None:
     client = greet(rollout)
     assert code(client.send(name(b"read.test"))) == OK
@@ -106,6 +107,7 @@ def test_egress_case_084_an_inspected_tunnel(sites: Sites, rollout: Attached, si
     assert len(site.received) == 1
 
 
+@pytest.mark.promise("S3.14")
 def test_egress_case_062_plain_requests_inside_meet_the_same_rules(
     sites: Sites, rollout: Attached, site: Origin
 ) -> None:
@@ -229,6 +231,7 @@ DENIED = {
 }
 
 
+@pytest.mark.promise("S3.14")
 @pytest.mark.parametrize("case", DENIED)
 def test_egress_case_084(case: str, lab: NetLab, rollout: Attached, site: Origin) -> None:
     request, wanted, reason = DENIED[case]

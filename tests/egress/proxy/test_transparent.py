@@ -137,6 +137,7 @@ def curl(guest: GuestNet, sites: Sites, folder: Path, url: str, *argv: str) -> s
     return subprocess.run(guest.command(command), capture_output=True, text=True, check=False, env=environment)
 
 
+@pytest.mark.promise("S3.13")
 def test_curl_without_a_proxy(
     sites: Sites, guest: GuestNet, rollout: Attached, site: Origin, plain: Origin, tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_tcp_rule_lets_the_server_speak_first(lab: NetLab, guest: GuestNet, ro
 
 # ---- refusals
 
+@pytest.mark.promise("S3.13")
 @pytest.mark.parametrize(
     ("address", "port", "reason"),
     [

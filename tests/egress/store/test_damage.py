@@ -119,6 +119,7 @@ def test_an_empty_entry_is_refused(filled, place):
 # ---- bodies
 
 
+@pytest.mark.promise("S3.17")
 @pytest.mark.parametrize("at", [0, 256 * 1024, len(BODY) - 1])
 def test_not_one_byte_of_a_damaged_body_is_served(filled, place, at):
     damage(blob_path(place, BODY), at)

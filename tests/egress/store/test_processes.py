@@ -24,6 +24,7 @@ def act(*arguments, **kwargs):
     return json.loads(done.stdout)
 
 
+@pytest.mark.promise("S3.17")
 @pytest.mark.parametrize("heir", ["heir", "other"])
 @pytest.mark.parametrize("unnamed", ["unnamed", "named"])
 def test_a_recorder_killed_at_any_step_leaves_all_or_nothing(place, unnamed, heir):
@@ -50,6 +51,7 @@ def test_of_two_that_record_the_same_at_once_one_wins(place, unnamed):
         assert [found(store, record_key(f"/race/{number}")).headers[0][1].decode() for number in range(20)] == seen
 
 
+@pytest.mark.promise("S3.17")
 def test_however_many_write_the_limit_holds(place):
     limit = 6 * MIB
     told = act("fill", place, 6, limit)

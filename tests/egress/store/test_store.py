@@ -173,6 +173,7 @@ def test_descriptors_do_not_pile_up(store):
 # ---- one rollout and another
 
 
+@pytest.mark.promise("S3.17")
 def test_what_was_fetched_cannot_be_changed_by_another(either, place):
     body = os.urandom(300_000)
     keep(either, KEY, body)

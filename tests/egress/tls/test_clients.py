@@ -311,6 +311,7 @@ def test_a_client_accepts_what_the_mint_made(name: str, place: Place) -> None:
     assert not place.front.failed
 
 
+@pytest.mark.promise("S3.12")
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_refuses_a_name_that_the_authority_may_not_vouch_for(name: str, place: Place) -> None:
     with pytest.raises(subprocess.CalledProcessError):

@@ -51,6 +51,7 @@ def constraints(permitted: list[str]) -> tuple[set[object], set[object]]:
 ALL_V4, ALL_V6 = ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")
 
 
+@pytest.mark.promise("S3.12")
 @pytest.mark.parametrize(
     ("permitted", "names", "excluded"),
     [
@@ -87,6 +88,7 @@ def test_the_authority_lives_for_a_week_and_names_its_run() -> None:
     assert paths == [1, 0]
 
 
+@pytest.mark.promise("S3.12")
 def test_egress_case_080_the_key_is_not_where_the_certificate_goes() -> None:
     made = make_authority([HOST], run_id="r")
     assert b"PRIVATE" not in made.cert_pem

@@ -91,6 +91,7 @@ def test_an_address_is_verified_as_one(owner, ca) -> None:
     assert outcome(owner, ca, leaf(ca, "192.0.2.7"), "192.0.2.7") is None
 
 
+@pytest.mark.promise("S3.12")
 @pytest.mark.parametrize(
     ("what", "why"),
     [
@@ -134,6 +135,7 @@ def self_signed(folder: Path) -> Configure:
     return lambda context: context.load_cert_chain(path)
 
 
+@pytest.mark.promise("S3.12")
 def test_no_fallback_to_clear_text_or_to_an_old_version(looping, ca) -> None:
     for junk, why in (
         (b"HTTP/1.1 200 OK\r\n\r\n", "wrong version number"),

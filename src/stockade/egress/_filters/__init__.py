@@ -1,7 +1,7 @@
 """The shipped seccomp filters of the egress worker: allow lists, compiled beforehand, read as bytes.
 
-``_table`` says what is allowed and why; ``tools/build_seccomp.py`` compiles it into ``plain/`` and ``unix/``, one
-``<machine>.bpf`` each and a ``filters.json`` with their digests.
+``tools/worker_calls.py`` says what is allowed and why; ``tools/build_seccomp.py`` compiles it into ``plain/`` and
+``unix/``: a ``<machine>.bpf`` for each machine and a ``filters.json`` with every call's answer and the digests.
 """
 
 from __future__ import annotations

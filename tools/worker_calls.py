@@ -1,9 +1,10 @@
 """Which system calls an egress worker may make after its lock-down: the one list, with a reason for every group.
 
-Data for people and for ``tools/build_seccomp.py``; nothing reads it at run time. The compiled filters lie in ``plain/``
-and ``unix/``, which differ in one thing: whether a UNIX socket may be made, for an operator's proxy that is reached by
-one. No filter, and no Landlock right up to ABI 7, says *which* socket file may be connected to, and a host has some
-that are worth much (container engines, D-Bus, SSH agents); so a worker that needs none can make none.
+Data for people and for ``tools/build_seccomp.py``; the package holds only what is compiled from it, in the folders
+``plain`` and ``unix`` of ``src/stockade/egress/_filters``. These differ in one thing: whether a UNIX socket may be
+made, for an operator's proxy that is reached by one. No filter, and no Landlock right up to ABI 7, says *which* socket
+file may be connected to, and a host has some that are worth much (container engines, D-Bus, SSH agents); so a worker
+that needs none can make none.
 
 The list was found by tracing every test of the worker, and each entry was asked for what it is needed. Three answers:
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stockade.sandbox._seccomp_table import LOW_32, Action, Check, Conditional, Group
+from stockade.sandbox._seccomp_table import Action, Check, Conditional, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,5 +228,3 @@ CONDITIONAL: dict[str, tuple[Conditional, ...]] = {
 }
 """The judged calls of each variant."""
 DEFAULT = Action.ENOSYS
-
-__all__ = ["ALLOWED", "CLONE_THREAD", "CONDITIONAL", "DEFAULT", "GROUPS", "KILLED", "LOW_32", "REFUSED", "Judged"]
