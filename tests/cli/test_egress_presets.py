@@ -208,6 +208,7 @@ def test_what_a_client_fetches_is_let_through(preset, line):
             assert answer(preset, line, way).deciding.verdict.allowed
 
 
+@pytest.mark.promise("S3.15")
 @pytest.mark.parametrize(("preset", "line"), _cases(REFUSED))
 def test_egress_cases_067_068_every_way_to_write_is_refused(preset, line):
     for way in (None, WayIn.TRANSPARENT, WayIn.SOCKS5):

@@ -29,6 +29,7 @@ HOSTS = {
     "pypi.example.org": "11.0.0.12",
     "npm.example.org": "11.0.0.13",
     "git.example.org": "11.0.0.14",
+    "deb.example.org": "11.0.0.15",
 }
 
 

@@ -8,9 +8,12 @@ test itself stays outside and uses the broker's socket.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
+import importlib.util
 import io
 import json
+import marshal
 import os
 import runpy
 import socket
@@ -31,22 +34,36 @@ from tests.egress import netlab
 if TYPE_CHECKING:
     from stockade.client import Episode, ExecReply
 
-CA = "/workspace/ca.pem"
 PACKAGES = "/workspace/packages.zip"
-TRUST = {
-    "SSL_CERT_FILE": CA,
-    "REQUESTS_CA_BUNDLE": CA,
-    "CURL_CA_BUNDLE": CA,
-    "GIT_SSL_CAINFO": CA,
-    "PIP_CERT": CA,
-    "NODE_EXTRA_CA_CERTS": CA,
-}
-"""What a person sets for clients that must trust a site's own authority."""
+PROXY = "127.0.0.1:3128"
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
 
-LIBRARIES = (
-    *("requests", "urllib3", "charset-normalizer", "certifi", "idna"),
-    *("httpx", "httpcore", "h11", "anyio", "sniffio", "typing_extensions"),
-)
+
+class Way(NamedTuple):
+    """How a program in the sandbox comes to the gate."""
+
+    proxied: bool
+
+    @property
+    def name(self) -> str:
+        """Return a word for it."""
+        return "proxied" if self.proxied else "unset"
+
+    def argv(self, *words: str) -> list[str]:
+        """Return the words of a command whose environment names the proxy, or does not."""
+        if self.proxied:
+            return list(words)
+        return ["env", *(word for name in _PROXY_VARIABLES for word in ("-u", name)), *words]
+
+    @property
+    def recorded(self) -> str | None:
+        """Return what the record says of a tunnel that came so."""
+        return None if self.proxied else "transparent"
+
+
+PROXIED, UNSET = WAYS = (Way(proxied=True), Way(proxied=False))
+"""By the variables that the sandbox sets, and without them: names resolve inside and every address is met."""
+
 
 _PROGRAM = """
 import asyncio, json, sys
@@ -77,7 +94,7 @@ def tunnel(host: str, reason: str = "allowed", port: int = 443) -> Decision:
     return Decision("net.connect", "allowed" if reason == "allowed" else "denied", host, port, reason)
 
 
-def request(host: str, reason: str = "allowed", port: int = 80) -> Decision:
+def request(host: str | None, reason: str = "allowed", port: int | None = 80) -> Decision:
     """Return the decision about a plain request."""
     return Decision("net.request", "allowed" if reason == "allowed" else "denied", host, port, reason)
 
@@ -118,11 +135,21 @@ class Lab(netlab.NetLab):
 class Circle:
     """One run of an agent inside the lab; ends, and must verify, with the ``with`` block."""
 
-    def __init__(self, lab: Lab, folder: Path, policy: str, ca: bytes) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        policy: str,
+        ca: bytes,
+        *,
+        operator: str = "",
+    ) -> None:
+        """``ca`` signs the origins' certificates; ``operator`` are more lines of the operator's file."""
         self.lab = lab
-        self._ca = ca
+        (folder / "ca.pem").write_bytes(ca)
         (folder / "policy.yaml").write_text(policy, "utf-8")
-        (folder / "operator.yaml").write_text(f'version: 1\nresolvers: ["{netlab.RESOLVER}"]\n', "utf-8")
+        lines = ["version: 1", f'resolvers: ["{netlab.RESOLVER}"]', f"extra_roots: {folder / 'ca.pem'}", operator]
+        (folder / "operator.yaml").write_text("\n".join(lines) + "\n", "utf-8")
         words = [str(folder / "policy.yaml"), str(folder / "runs"), str(folder / "operator.yaml")]
         root = Path(__file__).resolve().parents[2]
         self._process = subprocess.Popen(
@@ -177,13 +204,15 @@ class Circle:
         env: Mapping[str, str] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> AsyncIterator[Episode]:
-        """Open a rollout that trusts the lab's authority, and close it."""
+        """Open a rollout, and close it."""
         from stockade.client import BrokerClient
 
-        async with BrokerClient(self._told["STOCKADE_BROKER_SOCKET"], self._told["STOCKADE_BROKER_TOKEN"]) as client:
-            given = {CA: self._ca, **(files or {})}
-            async with await client.create(role=role, env={**TRUST, **(env or {})}, files=given) as rollout:
-                yield rollout
+        socket_path, token = (self._told[f"STOCKADE_BROKER_{name}"] for name in ("SOCKET", "TOKEN"))
+        async with (
+            BrokerClient(socket_path, token) as client,
+            await client.create(role=role, env=env, files=files) as rollout,
+        ):
+            yield rollout
 
     def events(self, rollout: Episode, *kinds: str) -> list[dict[str, Any]]:
         """Return what the egress worker put on record for a rollout that is closed."""
@@ -203,6 +232,19 @@ class Circle:
             for event in found
         ]
 
+    def ways(self, rollout: Episode) -> set[str | None]:
+        """Return the ways by which tunnels and requests came; None for the two of the proxy's protocol."""
+        return {event.get("way") for event in self.events(rollout, "net.request", "net.connect")}
+
+    def names(self, rollout: Episode) -> list[tuple[str | None, str]]:
+        """Return the names that were asked for inside, with the reason of each answer; addresses are checked."""
+        found = self.events(rollout, "net.dns")
+        for event in found:
+            given = event.get("network.peer.address")
+            assert (given is not None) == (event["verdict"] == "allowed"), event
+            assert given is None or given.startswith("198.18."), event
+        return [(event["dns.question.name"], event["reason"]) for event in found]
+
     def ends(self, rollout: Episode) -> list[dict[str, Any]]:
         """Return the ``net.end`` events."""
         return self.events(rollout, "net.end")
@@ -219,11 +261,14 @@ def ok(reply: ExecReply) -> bytes:
     return reply.stdout
 
 
+@functools.cache
 def packed(*names: str) -> bytes:
     """Return installed distributions, file by file as their RECORD lists them, as one importable archive.
 
-    They are the packages that pip installed, unchanged; what is not installed is left out. A mount of site-packages would do as well, but a mount of the
-    host counts as private data, and a policy with a way out refuses that.
+    They are the packages that pip installed, unchanged; what is not installed is left out. A mount of site-packages would
+    do as well, but a mount of the host counts as private data, and a policy with a way out refuses that. Beside each
+    module stands what it compiles to, because a program from an archive would compile all of it in every run; another
+    version of Python inside passes over that (PEP 552, unchecked).
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -233,6 +278,10 @@ def packed(*names: str) -> bytes:
                     source = Path(str(file.locate()))
                     if ".." not in file.parts and source.suffix in (".py", ".pem", "") and source.is_file():
                         archive.write(source, str(file))
+                        if source.suffix == ".py":
+                            code = marshal.dumps(compile(source.read_bytes(), str(file), "exec", dont_inherit=True))
+                            head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
+                            archive.writestr(f"{file}c", head + code)
     return out.getvalue()
 
 

@@ -1,4 +1,7 @@
-"""Origins that clients know how to talk to: files, a package index (PEP 503), an npm registry, git over smart HTTP."""
+"""Origins that clients know how to talk to: files, a package index, an npm registry, a Debian archive, git over smart HTTP.
+
+Each answers whatever it is asked, under any name: what holds a client back is never the origin.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
+from urllib.parse import unquote
 
 from tests.egress.netlab import Received, response
 
@@ -33,7 +37,10 @@ def files(request: Received) -> bytes:
     method, path, _ = path_of(request)
     if path == "/upload" and method in ("POST", "PUT"):
         return response(b"taken %d\n" % len(request.body))
-    return response(DATA, "200 OK", "Content-Type: application/octet-stream") if path == "/data.bin" else NOT_FOUND
+    last = ["Connection: close"] if b"close" in request.header("Connection") else []
+    return (
+        response(DATA, "200 OK", "Content-Type: application/octet-stream", *last) if path == "/data.bin" else NOT_FOUND
+    )
 
 
 # ------------------------------------------------------------------------------------------ packages
@@ -60,64 +67,133 @@ def wheel(name: str, version: str, source: str) -> tuple[str, bytes]:
 
 
 class Index:
-    """A package index. ``elsewhere`` maps a project to the base address of the host that has its files."""
+    """A package index (PEP 503, 658) and the host of its files. ``base`` is the address of the files, without a slash."""
 
-    def __init__(self) -> None:
-        self._files: dict[str, tuple[str, bytes]] = {}
-        self.elsewhere: dict[str, str] = {}
+    def __init__(self, base: str = "") -> None:
+        self._base = base
+        self._pages: dict[str, str] = {}
+        self._files: dict[str, bytes] = {}
 
-    def add(self, name: str, version: str, source: str, *, elsewhere: str = "") -> None:
-        """Publish a project with one release."""
-        self._files[name] = wheel(name, version, source)
-        self.elsewhere[name] = elsewhere
+    def add(self, name: str, version: str, source: str, *, base: str | None = None) -> None:
+        """Publish a project with one release; ``base`` is another host that has its file."""
+        filename, data = wheel(name, version, source)
+        digest = hashlib.sha256(data).hexdigest()
+        path = f"/packages/{digest[:2]}/{digest[2:4]}/{digest[4:]}/{filename}"
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            metadata = archive.read(f"{name.replace('-', '_')}-{version}.dist-info/METADATA")
+        self._files |= {path: data, f"{path}.metadata": metadata}
+        self._pages[f"/simple/{name}/"] = (
+            f'<a href="{self._base if base is None else base}{path}#sha256={digest}"'
+            f' data-core-metadata="sha256={hashlib.sha256(metadata).hexdigest()}">{filename}</a>'
+        )
 
     def respond(self, request: Received) -> bytes:
         """Answer the simple API and the downloads."""
         _, path, _ = path_of(request)
-        for name, (filename, data) in self._files.items():
-            if path == f"/simple/{name}/":
-                link = f"{self.elsewhere[name]}/files/{filename}#sha256={hashlib.sha256(data).hexdigest()}"
-                page = f'<!DOCTYPE html><html><body><a href="{link}">{filename}</a></body></html>'
-                return response(page.encode(), "200 OK", "Content-Type: text/html")
-            if path == f"/files/{filename}":
-                return response(data, "200 OK", "Content-Type: application/octet-stream")
+        if path in self._pages:
+            page = f"<!DOCTYPE html><html><body>{self._pages[path]}</body></html>"
+            return response(page.encode(), "200 OK", "Content-Type: text/html")
+        if path in self._files:
+            return response(self._files[path], "200 OK", "Content-Type: application/octet-stream")
         return NOT_FOUND
 
 
-def registry(host: str) -> dict[str, bytes]:
-    """Return the answers of an npm registry with the one package ``sample-answer``."""
-    members = {
-        "package/package.json": json.dumps({"name": "sample-answer", "version": "1.2.3", "main": "index.js"}),
-        "package/index.js": "module.exports = 6 * 7;\n",
-    }
+class Registry:
+    """An npm registry, each package in one version."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+        self._answers: dict[str, bytes] = {}
+
+    def add(self, name: str, version: str, source: str) -> None:
+        """Publish a package; a scoped one is called ``@scope/name``."""
+        manifest = {"name": name, "version": version, "main": "index.js"}
+        tarball = gzip.compress(
+            _tar({"package/package.json": json.dumps(manifest), "package/index.js": source}), mtime=0
+        )
+        path = f"/{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
+        dist = {
+            "tarball": self._base + path,
+            "integrity": "sha512-" + base64.b64encode(hashlib.sha512(tarball).digest()).decode(),
+        }
+        document = {"name": name, "dist-tags": {"latest": version}, "versions": {version: {**manifest, "dist": dist}}}
+        packument = response(json.dumps(document).encode(), "200 OK", "Content-Type: application/json")
+        self._answers |= {f"/{name}": packument, path: response(tarball)}
+
+    def respond(self, request: Received) -> bytes:
+        """Answer for a package or its archive, and take whatever is sent."""
+        method, path, _ = path_of(request)
+        if method != "GET":
+            return response(b"{}", "201 Created", "Content-Type: application/json")
+        return self._answers.get(unquote(path), NOT_FOUND)  # the slash behind a scope comes encoded
+
+
+def _tar(members: dict[str, str]) -> bytes:
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as tar:
         for path, text in members.items():
             member = tarfile.TarInfo(path)
             member.size = len(text)
             tar.addfile(member, io.BytesIO(text.encode()))
-    tarball = gzip.compress(plain.getvalue())
-    dist = {
-        "tarball": f"https://{host}/sample-answer/-/sample-answer-1.2.3.tgz",
-        "integrity": "sha512-" + base64.b64encode(hashlib.sha512(tarball).digest()).decode(),
-    }
-    release = {"name": "sample-answer", "version": "1.2.3", "main": "index.js", "dist": dist}
-    document = {"name": "sample-answer", "dist-tags": {"latest": "1.2.3"}, "versions": {"1.2.3": release}}
-    return {
-        "/sample-answer": response(json.dumps(document).encode(), "200 OK", "Content-Type: application/json"),
-        "/sample-answer/-/sample-answer-1.2.3.tgz": response(tarball),
-    }
+    return plain.getvalue()
+
+
+class Archive:
+    """A Debian archive below ``prefix``, with one suite and its indices by digest; nobody signs it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._files: dict[str, bytes] = {}
+        self._packages = ""
+
+    def add(self, name: str, version: str) -> None:
+        """Publish a package (deb(5)) that has no files, and the indices with it."""
+        control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Nobody <nobody@example.org>\nDescription: a test\n"
+        parts = {
+            "debian-binary": b"2.0\n",
+            "control.tar.gz": gzip.compress(_tar({"./control": control}), mtime=0),
+            "data.tar.gz": gzip.compress(_tar({}), mtime=0),
+        }
+        package = b"!<arch>\n"
+        for part, data in parts.items():
+            package += (
+                f"{part:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode()
+                + data
+                + b"\n" * (len(data) % 2)
+            )
+        path = f"pool/main/{name[0]}/{name}/{name}_{version}_all.deb"
+        digest = hashlib.sha256(package).hexdigest()
+        self._packages += f"{control}Filename: {path}\nSize: {len(package)}\nSHA256: {digest}\n\n"
+        self._files[path] = package
+        plain = self._packages.encode()
+        lines = []
+        # As archives do: the plain index is named, and only the compressed one is there.
+        for suffix, index in (("", plain), (".gz", gzip.compress(plain, mtime=0))):
+            digest = hashlib.sha256(index).hexdigest()
+            lines.append(f" {digest} {len(index)} main/binary-amd64/Packages{suffix}\n")
+            if suffix:
+                self._files[f"dists/stable/main/binary-amd64/by-hash/SHA256/{digest}"] = index
+        self._files["dists/stable/Release"] = (
+            "Suite: stable\nCodename: stable\nDate: Sat, 01 Nov 2025 00:00:00 UTC\nArchitectures: amd64\nComponents: main\n"
+            "Acquire-By-Hash: yes\nSHA256:\n" + "".join(lines)
+        ).encode()
+
+    def respond(self, request: Received) -> bytes:
+        """Answer for one of the files."""
+        _, path, _ = path_of(request)
+        data = self._files.get(path.removeprefix(self._prefix))
+        return NOT_FOUND if data is None else response(data)
 
 
 # ----------------------------------------------------------------------------------------------- git
 
 
 class Forge:
-    """A repository ``/project.git`` that anybody may push to: what holds a push back is not the forge."""
+    """A repository that anybody may push to: what holds a push back is not the forge. ``name`` is its path."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
-        self.repository = folder / "project.git"
+        self.repository = folder / name
         source = folder / "source"
         source.mkdir()
         (source / "answer.py").write_text("ANSWER = 42\n")

@@ -1,201 +1,178 @@
-"""Clients as people install them fetch what the policy names, through the proxy, and nothing else by any way."""
+"""Clients as people install them fetch what the policy names, with the proxy's variables and without, and nothing else.
+
+Each runs as it is: what it needs to know of proxy and authority is in its environment. The same under opaque tunnels,
+which only the host is judged for, and inspected, where each request is.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
+import trustme
 
-from stockade.client import Episode, ExecReply
 from tests.clients.conftest import DENIED, FILES
-from tests.clients.lab import CA, LIBRARIES, PACKAGES, Circle, Lab, ok, packed, request, said, tunnel
+from tests.clients.fetchers import FETCHERS, Fetcher, Step
+from tests.clients.lab import UNSET, WAYS, Circle, Decision, Lab, Way, ok, request, said, tunnel
 from tests.clients.origins import DATA
 from tests.egress.netlab import Origin
-from tests.support import requires
 
 pytestmark = pytest.mark.anyio
 
-POLICY = """
+HOST, NAME = "files.example.org", "denied.example.org"
+POLICIES = {
+    "opaque": """
 version: 1
 egress:
   allow:
     - {host: files.example.org, ports: [443]}
     - {host: files.example.org, ports: [80], methods: [GET, HEAD], paths: ["/data.bin"]}
-"""
-
-_REPORT = """
-except Exception as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
-
-URLLIB = """
-import sys, urllib.request
-try:
-    handlers = [urllib.request.ProxyHandler({})] if sys.argv[2:] else []
-    with urllib.request.build_opener(*handlers).open(sys.argv[1], timeout=20) as answer:
-        sys.stdout.buffer.write(answer.read())
-""" + _REPORT.lstrip("\n")
-
-REQUESTS = """
-import sys, requests
-try:
-    session = requests.Session()
-    if sys.argv[2:]:
-        session.trust_env = False
-    answer = session.get(sys.argv[1], timeout=20)
-    answer.raise_for_status()
-    sys.stdout.buffer.write(answer.content)
-""" + _REPORT.lstrip("\n")
-
-HTTPX = """
-import sys, httpx
-try:
-    answer = httpx.get(sys.argv[1], timeout=20, trust_env=not sys.argv[2:])
-    answer.raise_for_status()
-    sys.stdout.buffer.write(answer.content)
-""" + _REPORT.lstrip("\n")
-
-# Node's fetch reads no proxy variables before Node 24, but takes a dispatcher: an Agent of the undici inside Node, whose
-# ``connect`` hands over a socket. This one asks the proxy for a tunnel; with one to port 80, fetch would need nothing
-# else, but the gate allows tunnels to TLS only, so plain HTTP goes by node:http in absolute form.
-NODE = """
-const http = require('node:http'), tls = require('node:tls');
-const url = new URL(process.argv[1]), direct = process.argv.length > 2;
-const proxy = new URL(process.env.https_proxy || 'http://127.0.0.1:3128');
-function open(options, done) {
-  const port = options.port || 443;
-  const ask = http.request({host: proxy.hostname, port: proxy.port, method: 'CONNECT', path: `${options.hostname}:${port}`,
-                            headers: {host: `${options.hostname}:${port}`}, agent: false});
-  ask.on('error', done);
-  ask.on('response', (answer) => done(new Error(`the proxy says ${answer.statusCode}`)));
-  ask.on('connect', (answer, socket) => {
-    if (answer.statusCode !== 200)
-      return done(new Error(`the proxy says ${answer.statusCode} ${answer.headers['x-stockade-reason']}`));
-    const secure = tls.connect({socket, servername: options.servername || options.hostname},
-                               () => done(null, secure));
-    secure.on('error', done);
-  });
-  ask.end();
+""",
+    "inspected": """
+version: 1
+egress:
+  allow:
+    - {host: files.example.org, ports: [80, 443], read_only: true, paths: ["/data.bin"]}
+""",
 }
-function plain() {
-  return new Promise((resolve, reject) => {
-    http.get({host: proxy.hostname, port: proxy.port, path: url.href, headers: {host: url.host}, agent: false}, (answer) => {
-      const pieces = [];
-      answer.on('data', (piece) => pieces.push(piece));
-      answer.on('end', () => answer.statusCode === 200 ? resolve(Buffer.concat(pieces))
-                                                       : reject(new Error(`answered ${answer.statusCode}`)));
-    }).on('error', reject);
-  });
-}
-async function main() {
-  if (!direct && url.protocol === 'http:') return plain();
-  await fetch('data:,');  // loads undici
-  const Agent = globalThis[Symbol.for('undici.globalDispatcher.1')].constructor;
-  const answer = await fetch(url, direct ? {} : {dispatcher: new Agent({connect: open, pipelining: 0})});
-  if (!answer.ok) throw new Error(`answered ${answer.status}`);
-  return Buffer.from(await answer.arrayBuffer());
-}
-main().then((data) => process.stdout.write(data), (error) => {
-  console.error(String(error), String(error.cause));
-  process.exitCode = 1;
-});
-"""
+LONG = "a=" + "x" * 4096
+"""A query that is longer than a policy allows unless it says so."""
 
 
-@dataclass(frozen=True)
-class Client:
-    """A program: its words before the address, and what makes it leave the proxy aside."""
-
-    words: Sequence[str]
-    direct: Sequence[str]
-    program: str | None = None
-    package: str | None = None
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-    async def fetch(self, rollout: Episode, url: str, *, direct: bool = False) -> ExecReply:
-        """Fetch ``url`` to standard output."""
-        argv = [*self.words, url, *(self.direct if direct else ())]
-        return await rollout.exec(argv, env={"PYTHONPATH": PACKAGES} if self.package else {}, timeout_s=60)
+@pytest.fixture(scope="module", params=POLICIES)
+def circle(
+    request: pytest.FixtureRequest,
+    lab: Lab,
+    sites: dict[str, list[Origin]],
+    ca: trustme.CA,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Circle]:
+    with Circle(lab, tmp_path_factory.mktemp("circle"), POLICIES[request.param], ca.cert_pem.bytes()) as circle:
+        yield circle
 
 
-CLIENTS = {
-    "curl": Client(["curl", "-sSf", "--max-time", "20"], ["--noproxy", "*"], "curl"),
-    "wget": Client(
-        ["wget", "-nv", "-O", "-", "--tries=1", "--timeout=20", f"--ca-certificate={CA}"], ["--no-proxy"], "wget"
-    ),
-    "urllib": Client(["python3", "-c", URLLIB], ["direct"]),
-    "requests": Client(["python3", "-c", REQUESTS], ["direct"], package="requests"),
-    "httpx": Client(["python3", "-c", HTTPX], ["direct"], package="httpx"),
-    "node": Client(["node", "-e", NODE], ["direct"], "node"),
-}
+@pytest.fixture
+def inspected(request: pytest.FixtureRequest) -> bool:
+    return "inspected" in request.node.callspec.params.values()
 
 
 @pytest.fixture(scope="module")
-def libraries() -> bytes:
-    return packed(*LIBRARIES)
+def ready() -> dict[str, dict[str, bytes]]:
+    """What fetchers need, by their names, made once."""
+    return {}
 
 
-@pytest.fixture(params=CLIENTS)
-def client(request: pytest.FixtureRequest, libraries: bytes) -> Client:
-    found: Client = CLIENTS[request.param]
-    requires(
-        found.program is None or shutil.which(found.program, path="/usr/local/bin:/usr/bin:/bin"),
-        f"{found.program} is not installed in /usr",
-        must_run_in_ci=found.program != "node",
-    )
-    if found.package is None:
-        return found
-    requires(importlib.util.find_spec(found.package), f"{found.package} is not installed beside the tests")
-    return replace(found, files={PACKAGES: libraries})
+@pytest.fixture(params=FETCHERS, ids=lambda one: one.name)
+def fetcher(request: pytest.FixtureRequest) -> Fetcher:
+    fetcher: Fetcher = request.param
+    fetcher.check()
+    return fetcher
 
 
-async def test_an_allowed_host_is_reached_through_the_proxy(circle: Circle, client: Client) -> None:
-    async with circle.rollout(files=client.files) as rollout:
-        assert ok(await client.fetch(rollout, "https://files.example.org/data.bin")) == DATA
-        assert ok(await client.fetch(rollout, "http://files.example.org/data.bin")) == DATA
-    assert circle.decisions(rollout) == [tunnel("files.example.org"), request("files.example.org")]
+@pytest.fixture
+def files(fetcher: Fetcher, ready: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
+    if fetcher.name not in ready:
+        ready[fetcher.name] = fetcher.files()
+    return ready[fetcher.name]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def way(request: pytest.FixtureRequest) -> Way:
+    return request.param
+
+
+class Expected(NamedTuple):
+    """A step, what its program is to be told, and the decision about it; without a status there is no answer."""
+
+    step: Step
+    status: int | None
+    body: bytes
+    decision: Decision | None
+
+
+def expected(*, plain: bool, inspected: bool, way: Way) -> Iterator[Expected]:
+    """Yield what each program tries, in this order."""
+    schemes = ["https", "http"] if plain else ["https"]
+    for scheme in schemes:
+        port = 443 if scheme == "https" else 80
+        seen = inspected or scheme == "http"
+        yield Expected(
+            ("GET", f"{scheme}://{HOST}/data.bin"), 200, DATA, request(HOST, port=port) if seen else tunnel(HOST)
+        )
+    for scheme in schemes if inspected else schemes[1:]:
+        port = 443 if scheme == "https" else 80
+        for method, path, status, why in (
+            ("POST", "/data.bin", 403, "method_not_allowed"),
+            ("PUT", "/upload", 403, "method_not_allowed"),
+            ("DELETE", "/data.bin", 403, "method_not_allowed"),
+            ("GET", "/else", 403, "path_not_allowed"),
+            ("GET", f"/data.bin?{LONG}", 414, "query_too_large"),
+        ):
+            body = f"stockade: {why}\n".encode()
+            yield Expected((method, f"{scheme}://{HOST}{path}"), status, body, request(HOST, why, port))
+    for host in (NAME, DENIED):
+        for scheme in schemes:
+            refused = (tunnel if scheme == "https" else request)(host, "host_not_allowed")
+            # A name that no rule allows does not exist. At an address a handshake ends with an alert; of plain HTTP
+            # the answer says why.
+            met = way.proxied or host == DENIED
+            told = scheme == "http" and met
+            body = b"stockade: host_not_allowed\n" if told else b""
+            yield Expected(
+                ("GET", f"{scheme}://{host}/data.bin"), 403 if told else None, body, refused if met else None
+            )
+
+
+async def test_what_the_policy_names_is_fetched_and_nothing_else(
+    circle: Circle,
+    fetcher: Fetcher,
+    files: dict[str, bytes],
+    way: Way,
+    inspected: bool,
+    lab: Lab,
+    sites: dict[str, list[Origin]],
+) -> None:
+    trials = list(expected(plain=fetcher.plain, inspected=inspected, way=way))
+    before = {ip: [(site.connections, len(site.received)) for site in sites[ip]] for ip in (FILES, DENIED)}
+    asked = len(lab.dns.queries)
+    async with circle.rollout(files=files) as rollout:
+        answers = await fetcher.ask(rollout, way, [trial.step for trial in trials])
+    for trial, answer in zip(trials, answers, strict=True):
+        if trial.status is not None:
+            assert (answer.status, answer.body == trial.body) == (trial.status, True), (trial.step, answer)
+        else:
+            assert answer.status == 0 or (way.proxied and answer.status == 403), (trial.step, answer)
+            assert not way.proxied or re.search("403|Forbidden", f"{answer.status} {answer.said}"), (trial.step, answer)
+    decisions = circle.decisions(rollout)
+    assert decisions.count(tunnel(HOST)) >= 1
+    # How many handshakes an inspected host sees is the client's affair.
+    found = [one for one in decisions if one != tunnel(HOST)] if inspected else decisions
+    assert found == [trial.decision for trial in trials if trial.decision is not None]
+    assert circle.ways(rollout) == {way.recorded, *(["tls"] if inspected else [])}
+    named = {(HOST, "allowed"), (NAME, "host_not_allowed")}
+    assert set(circle.names(rollout)) == (set() if way.proxied else named)
     for end in circle.ends(rollout):
-        assert (end["verdict"], end["network.peer.address"]) == ("observed", FILES)
-        assert end["bytes_in"] > len(DATA)
-        assert end["bytes_out"] > 0
-
-
-async def test_a_denied_host_is_refused_and_the_client_says_so(
-    circle: Circle, client: Client, lab: Lab, sites: dict[str, list[Origin]]
-) -> None:
-    assert lab.reaches(DENIED)
-    before = [site.connections for site in sites[DENIED]]
-    async with circle.rollout(files=client.files) as rollout:
-        for scheme in ("https", "http"):
-            reply = await client.fetch(rollout, f"{scheme}://denied.example.org/data.bin")
-            assert reply.return_code != 0
-            assert re.search("403|Forbidden", said(reply)), said(reply)
-    assert circle.decisions(rollout) == [
-        tunnel("denied.example.org", "host_not_allowed"),
-        request("denied.example.org", "host_not_allowed"),
+        if end["reason"] != "inspected":
+            assert end["network.peer.address"] == FILES
+            assert end["bytes_in"] > len(DATA)
+            assert end["bytes_out"] > 0
+    # Nothing but the two fetches came out, and no question.
+    assert [len(site.received) - had for site, (_, had) in zip(sites[FILES], before[FILES], strict=True)] == [
+        int(fetcher.plain),
+        1,
     ]
-    assert [site.connections for site in sites[DENIED]] == before
+    assert [(site.connections, len(site.received)) for site in sites[DENIED]] == before[DENIED]
+    assert {name for name, _ in lab.dns.queries[asked:]} == {HOST}
 
 
-async def test_without_the_proxy_there_is_no_way_at_all(
-    circle: Circle, client: Client, lab: Lab, sites: dict[str, list[Origin]]
-) -> None:
-    assert lab.reaches(FILES)  # who stands outside a sandbox needs no proxy
-    before = [site.connections for site in sites[FILES]]
-    async with circle.rollout(files=client.files) as rollout:
-        for url in (f"http://{FILES}/data.bin", "https://files.example.org/data.bin"):
-            reply = await client.fetch(rollout, url, direct=True)
-            assert reply.return_code != 0
-            assert reply.exit == "exited"
-            assert "403" not in said(reply)  # it was no refusal: nobody was there to refuse
-    assert circle.decisions(rollout) == []
-    assert [site.connections for site in sites[FILES]] == before
+def test_who_stands_outside_a_sandbox_is_answered(lab: Lab, sites: dict[str, list[Origin]]) -> None:
+    assert lab.reaches(DENIED)
+    assert lab.reaches(FILES)
 
 
+@pytest.mark.parametrize("circle", ["opaque"], indirect=True)
 async def test_curl_shows_the_reason_of_a_refusal(circle: Circle) -> None:
     async with circle.rollout() as rollout:
         for url, reason, shown in (
@@ -212,25 +189,34 @@ async def test_curl_shows_the_reason_of_a_refusal(circle: Circle) -> None:
     ]
 
 
-async def test_curl_posts_nothing_where_the_rule_reads_only(circle: Circle, sites: dict[str, list[Origin]]) -> None:
-    before = len(sites[FILES][0].received)
+async def test_a_port_that_no_rule_names_has_no_listener(circle: Circle) -> None:
     async with circle.rollout() as rollout:
-        reply = await rollout.exec(
-            ["curl", "-sS", "-D", "-", "-d", "stolen=everything", "http://files.example.org/data.bin"], timeout_s=60
-        )
-        assert "X-Stockade-Reason: method_not_allowed\r\n" in said(reply)
-    assert circle.decisions(rollout) == [request("files.example.org", "method_not_allowed")]
-    assert len(sites[FILES][0].received) == before
+        reply = await rollout.exec(UNSET.argv("curl", "-sS", f"http://{HOST}:8080/data.bin"), timeout_s=60)
+        assert reply.return_code == 7, said(reply)  # connection refused
+    assert circle.decisions(rollout) == []
+
+
+@pytest.mark.parametrize("circle", ["inspected"], indirect=True)
+async def test_egress_case_078_a_name_inside_another_one_is_not_reached(circle: Circle) -> None:
+    # The address says one host, the header or the handshake another.
+    async with circle.rollout() as rollout:
+        curl = UNSET.argv("curl", "-sS", "--max-time", "20")
+        for scheme in ("http", "https"):
+            reply = await rollout.exec([*curl, "-H", f"Host: {NAME}", f"{scheme}://{HOST}/data.bin"], timeout_s=60)
+            assert "host_mismatch" in said(reply)
+        reply = await rollout.exec([*curl, "--connect-to", f"{NAME}:443:{HOST}:443", f"https://{NAME}/"], timeout_s=60)
+        assert reply.return_code in (35, 56), said(reply)  # the handshake is reset
+    found = circle.events(rollout, "net.request", "net.end")
+    assert [event["reason"] for event in found if event["verdict"] == "denied"] == [
+        *("host_mismatch", "host_mismatch", "sni_mismatch")
+    ]
 
 
 async def test_one_curl_gets_one_decision_per_request_on_one_connection(circle: Circle) -> None:
-    async with circle.rollout() as rollout:
-        url = "http://files.example.org/data.bin"
-        written = ok(await rollout.exec(["curl", "-sS", url, url, "http://files.example.org/else"], timeout_s=60))
-        assert written == DATA + DATA + b"stockade: path_not_allowed\n"
-    assert circle.decisions(rollout) == [
-        request("files.example.org"),
-        request("files.example.org"),
-        request("files.example.org", "path_not_allowed"),
-    ]
-    assert len({event["connection_id"] for event in circle.events(rollout, "net.request")}) == 1
+    for way in WAYS:
+        async with circle.rollout() as rollout:
+            url = f"http://{HOST}/data.bin"
+            written = ok(await rollout.exec(way.argv("curl", "-sS", url, url, f"http://{HOST}/else"), timeout_s=60))
+            assert written == DATA + DATA + b"stockade: path_not_allowed\n"
+        assert circle.decisions(rollout) == [request(HOST), request(HOST), request(HOST, "path_not_allowed")]
+        assert len({event["connection_id"] for event in circle.events(rollout, "net.request")}) == 1

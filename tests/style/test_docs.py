@@ -13,6 +13,7 @@ import typer.main
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from stockade.egress.gate import Reason, status_of
 from tests.style import _source
 from tests.support import ROOT
 
@@ -140,7 +141,7 @@ def _pins() -> dict[str, str]:
     for path in sorted((ROOT / "requirements").glob("*.txt")):
         for line in path.read_text().splitlines():
             if line and not line.startswith("#"):
-                name, _, version = line.partition("==")
+                name, _, version = line.partition(";")[0].partition("==")
                 key = canonicalize_name(name)
                 assert found.get(key, version) == version, f"{path.name}: {name} is pinned twice, differently"
                 found[key] = version
@@ -180,3 +181,12 @@ def test_decisions_are_numbered_and_have_a_status():
         assert re.search(r"^Status: (accepted|superseded by \d{4})$", path.read_text(), re.MULTILINE), path.name
     index = Path(ROOT / "docs" / "architecture.md").read_text()
     assert all(path.name in index for path in paths)
+
+
+def test_every_reason_of_the_gate_is_explained_with_its_status():
+    page = (ROOT / "docs" / "egress.md").read_text()
+    rows = re.findall(r"^\| `([a-z_0-9]+)` \| (\d{3}|–) \|", page, re.MULTILINE)
+    assert [name for name, _ in rows] == [reason.value for reason in Reason], "docs/egress.md lists the reasons"
+    for name, status in rows:
+        if status != "–":
+            assert status_of(Reason(name)) == int(status), name

@@ -38,7 +38,7 @@ _TEXTS = {
     "tls_handshakes": "TLS handshakes, by the side that the worker spoke to",
 }
 _ADDRESS = re.compile(r"(?P<host>[0-9.]{7,15}|\[[0-9a-fA-F:.]{2,45}\]):(?P<port>[0-9]{1,5})", re.ASCII)
-_LEVEL = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
+_LEVEL = re.compile(r"(?:sha256:)?[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 
 
 def exposition(stats: PoolStats, run_id: str) -> bytes:

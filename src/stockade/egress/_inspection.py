@@ -93,7 +93,7 @@ class Inspection:
         if why is not None or tls is None:
             self._decision.ended["detail"] = why or ""
             connection.conclude(Reason.CLIENT_TLS)
-            connection.close(abort=True)
+            connection.close()  # no reset: it would take the alert away that says what was wrong
             return
         connection.passage.inspected()
         connection.inside(Origin(Way.TLS, "https", destination.host, destination.port), tls)
