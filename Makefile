@@ -2,8 +2,8 @@
 #   make demo   the main job: HumanEval graded in sandboxes, then a GRPO run; needs no compiler
 #   make test   style, types, import rules, every test; as root also the attacks again as an ordinary user
 #   make lint   only style, types and import rules
-#   make fuzz   every property test with many more examples
-#   make soak   rollouts for ten minutes (MINUTES=n), counting what stays behind
+#   make fuzz   every property test with many more examples, then coverage-guided fuzzing (FUZZ_MINUTES=n)
+#   make soak   rollouts, then egress traffic with killed workers, ten minutes each (MINUTES=n), counting what stays behind
 #   make bench  the figures of docs/performance.md
 #   make clean  .venv and caches; never a run's directory, which is a record
 SHELL := /bin/bash
@@ -14,6 +14,7 @@ SHELL := /bin/bash
 
 PY := .venv/bin/python
 MINUTES ?= 10
+FUZZ_MINUTES ?= 30
 # Cores are shared with the sandboxes: two torch threads on busy cores spin for each other.
 export OMP_NUM_THREADS := 1
 
@@ -49,13 +50,15 @@ test: .venv/.stamp-test
 
 fuzz: .venv/.stamp-test
 	$(PY) -m pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0
+	$(PY) -m fuzz --minutes $(FUZZ_MINUTES)
 
 soak: .venv/.stamp-test
 	$(PY) -m bench.soak --minutes $(MINUTES)
+	$(PY) -m bench.egress_soak --minutes $(MINUTES)
 
 bench: .venv/.stamp-test
 	@for name in sandbox_start exec_latency rollouts proxy; do $(PY) -m bench.$$name; done
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
-	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench fuzz tools -name __pycache__ -type d -prune -exec rm -rf {} +

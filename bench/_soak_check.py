@@ -62,6 +62,8 @@ class Case:
     until_ns: int
     done: set[str]
     got: int
+    frozen: int | None = None
+    """What the origins had received when its revocation was over."""
 
 
 def check_rollout(case: Case, origins: Origins, kills: Sequence[int]) -> Finding:
@@ -166,6 +168,7 @@ def _check_sums(case: Case, finding: Finding, origins: Origins, ends: Sequence[d
         recorded = on_record == (usage.bytes_out, usage.bytes_in)
     for holds, what in (
         (received <= usage.bytes_out, f"{received} bytes received, {usage.bytes_out} in the ledger"),
+        (case.frozen in (None, received), f"{case.frozen} bytes received at the revocation, {received} at the end"),
         (usage.bytes_out <= caps.bytes_out, f"{usage.bytes_out} bytes out of {caps.bytes_out}"),
         (usage.bytes_in <= caps.bytes_in, f"{usage.bytes_in} bytes in of {caps.bytes_in}"),
         (usage.bytes_in <= sent, f"{usage.bytes_in} bytes in the ledger, {sent} sent by origins"),

@@ -14,6 +14,7 @@ import ssl
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from bench._soak_lab import OPAQUE_PORT, RAW_PORT, STUCK_PORT, TLS_PORT
@@ -33,6 +34,7 @@ _CROWD = (
     "revoked",
 )
 """Refusals that any request may meet: the rollout has used up what it may use."""
+_ACTION: ContextVar[str] = ContextVar("action")
 
 
 class Wrong(Exception):
@@ -49,8 +51,14 @@ class Guest:
     chance: random.Random
     net: GuestNet | None = None
     done: set[str] = field(default_factory=set)
+    wins: Counter[str] = field(default_factory=Counter)
     got: int = 0
     tokens: int = 0
+
+    def whole(self, key: str) -> None:
+        """Note that something came back whole, and by which action."""
+        self.done.add(key)
+        self.wins[_ACTION.get()] += 1
 
     def host(self, kind: str) -> str:
         """Return the name of one of its origins."""
@@ -131,7 +139,8 @@ def check(guest: Guest, key: str, size: int, reply: tuple[int, str, int]) -> boo
     if status == 200 and not reason:
         if body != size:
             raise Wrong(f"{key}: {body} bytes instead of {size}")
-        guest.done.add(key)
+        if key:
+            guest.whole(key)
         return True
     if reason in _CROWD or (reason == "request_too_large" and status == 413):
         return False
@@ -231,7 +240,7 @@ async def _echoed(guest: Guest, wire: Wire, name: str, first: bytes) -> None:
         if not body.startswith(back):
             raise Wrong(f"{name}: other bytes came back")
         if len(back) == len(body):
-            guest.done.add(name)
+            guest.whole(name)
     finally:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
@@ -255,7 +264,6 @@ async def _asked(guest: Guest, name: str, port: int) -> Wire | None:
     except BaseException:
         wire.close()
         raise
-    guest.done.discard("")
     if opened:
         return wire
     wire.close()
@@ -420,6 +428,7 @@ async def act(guest: Guest, tally: Counter[str], wrong: list[str]) -> None:
     """Do one thing, and note what came of it."""
     name = guest.chance.choices(list(ACTIONS), [weight for weight, _ in ACTIONS.values()])[0]
     tally[name] += 1
+    _ACTION.set(name)
     try:
         async with asyncio.timeout(HANG_S):
             await ACTIONS[name][1](guest)

@@ -31,7 +31,8 @@ from bench._soak_check import Caps, Case, Finding, check_rollout
 from bench._soak_clients import Guest, act
 from bench._soak_lab import OPAQUE_PORT, OWN, RAW_PORT, RESOLVER, STUCK_PORT, TLS_PORT, Origins
 from stockade.egress import EgressPool, Equipment, Role, Settings, make_authority
-from stockade.egress.gate import Rules
+from stockade.egress._ledger import live_accounts, used
+from stockade.egress.gate import Rules, RunLimits
 from stockade.events import Context
 from stockade.ids import new_rollout_id
 from stockade.policy import load_operator, parse_policy
@@ -60,6 +61,9 @@ egress:
 data: {{private: false}}
 """
 _MIB = 1 << 20
+_RUN_BYTES = 1 << 50
+_PIECE = 256 << 10
+"""The most that is counted at once."""
 _FREE_PIPES = 128
 """Descriptors of empty pipes that a worker may keep."""
 _RSS_FACTOR, _RSS_SLACK = 1.3, 24 * _MIB
@@ -76,6 +80,7 @@ class Soaked:
     path: Path
     caps: Caps
     since_s: float
+    frozen: int | None = None
 
 
 @dataclass(slots=True)
@@ -87,6 +92,8 @@ class Report:
     rollouts: int = 0
     kills: list[int] = field(default_factory=list)
     actions: Counter[str] = field(default_factory=Counter)
+    wins: Counter[str] = field(default_factory=Counter)
+    """How much came back whole, by action."""
     sums: Counter[str] = field(default_factory=Counter)
     held: list[tuple[int, int, int, int]] = field(default_factory=list)
     """After each round: descriptors of the agent and of its workers, bytes of memory of both."""
@@ -107,7 +114,7 @@ class Soak:
         roots = self._origins.authority.cert_pem.bytes()
         self._faults: list[str] = []
         self._pool = EgressPool(
-            settings=Settings(resolvers=(RESOLVER,)),
+            settings=Settings(resolvers=(RESOLVER,), run_limits=RunLimits(bytes_out=_RUN_BYTES, bytes_in=_RUN_BYTES)),
             equipment=Equipment(
                 authority_cert=self._authority.cert_pem, authority_key=self._authority.key_pem, roots=roots
             ),
@@ -153,6 +160,8 @@ class Soak:
         await asyncio.sleep(self._round_s * 0.7)
         for one in rollouts[::16]:
             await self._pool.revoke(one.rollout_id)
+            await self._origins.quiet(one.guest.number)
+            one.frozen = self._origins.received[one.guest.number]
         await asyncio.sleep(max(0.0, end - time.monotonic()))
         early = rollouts[::3]
         cases = [await self._detach(one) for one in early]
@@ -167,6 +176,8 @@ class Soak:
         report.problems += [*wrong, *self._faults, *dict.fromkeys(self._origins.trespasses)]
         report.rounds += 1
         report.rollouts += len(rollouts)
+        for one in rollouts:
+            report.wins.update(one.guest.wins)
         await self._measure()
         show(report)
 
@@ -268,6 +279,11 @@ class Soak:
             self.report.problems.append(
                 f"left in the workers: {stats.rollouts} rollouts, {stats.connections} connections"
             )
+        # The run's account is counted in before the rollout's: each kill may come between the two, once.
+        run = used(self._pool._run_ledger, accounts=1 + live_accounts(WORKERS), names=0)  # noqa: SLF001
+        for name, counted in zip(("bytes_out", "bytes_in"), run[:2], strict=True):
+            if not 0 <= counted - self.report.sums[name] <= len(self.report.kills) * _PIECE:
+                self.report.problems.append(f"{name} of the run: {counted}, of its rollouts {self.report.sums[name]}")
         if stats.restarts > len(self.report.kills):
             self.report.problems.append(
                 f"{len(self.report.kills)} kills, {stats.restarts} new workers: one ended by itself"
@@ -324,7 +340,9 @@ def main() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     report = asyncio.run(soak(given.minutes, live=given.live, round_s=given.round, seed=given.seed))
-    print(", ".join(f"{name} {count}" for name, count in sorted(report.actions.items())))
+    print("actions: " + ", ".join(f"{name} {count}" for name, count in sorted(report.actions.items())))
+    print("came back whole: " + ", ".join(f"{name} {count}" for name, count in sorted(report.wins.items())))
+    report.problems += [f"left behind: {child}" for child in psutil.Process().children(recursive=True)]
     for problem in report.problems[:50]:
         print(problem, file=sys.stderr)
     print(f"{len(report.problems)} problems" if report.problems else "nothing is wrong")

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import stat
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -46,7 +40,7 @@ def samples(text: str | bytes) -> Samples:
 
 
 def stats(**changed: object) -> PoolStats:
-    fields = {name: 0 for name in ("workers", "rollouts", "connections", "queries", "faults", "restarts")}
+    fields = dict.fromkeys(("workers", "rollouts", "connections", "queries", "faults", "restarts"), 0)
     return PoolStats(**{**fields, "landlock": "abi-7", "seccomp": "sha256:" + "0" * 64, **changed})  # type: ignore[arg-type]
 
 
@@ -150,9 +144,8 @@ def test_only_loopback_unless_told_otherwise(text: str):
 
 
 def test_a_port_that_is_taken_is_named():
-    with open_metrics("127.0.0.1:0") as first:
-        with pytest.raises(ConfigError, match="in use"):
-            open_metrics(f"127.0.0.1:{first.getsockname()[1]}")
+    with open_metrics("127.0.0.1:0") as first, pytest.raises(ConfigError, match="in use"):
+        open_metrics(f"127.0.0.1:{first.getsockname()[1]}")
     with open_metrics("0.0.0.0:0", anywhere=True) as sock:
         assert sock.getsockname()[0] == "0.0.0.0"
 
@@ -171,25 +164,24 @@ async def test_a_live_run_is_read_on_loopback_and_on_its_own_socket(tmp_path: Pa
         "    try: u.urlopen(url)\n"
         "    except OSError: pass\n"
     )
-    async with Run(options) as run:
-        async with run.rollout() as rollout:
-            await rollout.exec(["python3", "-c", script])
-            async with httpx.AsyncClient(trust_env=False) as client:
-                answer = await client.get(f"http://127.0.0.1:{port}/metrics")
-                assert (await client.get(f"http://127.0.0.1:{port}/episodes")).status_code == 404
-                assert (await client.post(f"http://127.0.0.1:{port}/metrics")).status_code == 405
-            assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-            found = samples(answer.text)
-            assert decisions(found) == {("request", "host_not_allowed"): 2}
-            assert found["stockade_egress_rollouts", ()] == 1
-            assert "denied.example" not in answer.text
-            card = state_dir() / "agents" / f"{run.run_id}.json"
-            assert stat.S_IMODE(card.stat().st_mode) == 0o600
-            again = await asyncio.to_thread(read_metrics, run.run_id)
-            assert decisions(samples(again)) == decisions(found)
-            # The token of the metrics opens nothing else, and the broker's opens no metrics.
-            token = card.read_text().split('"token": "')[1].split('"')[0]
-            await _only_metrics(run, token)
+    async with Run(options) as run, run.rollout() as rollout:
+        await rollout.exec(["python3", "-c", script])
+        async with httpx.AsyncClient(trust_env=False) as client:
+            answer = await client.get(f"http://127.0.0.1:{port}/metrics")
+            assert (await client.get(f"http://127.0.0.1:{port}/episodes")).status_code == 404
+            assert (await client.post(f"http://127.0.0.1:{port}/metrics")).status_code == 405
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        found = samples(answer.text)
+        assert decisions(found) == {("request", "host_not_allowed"): 2}
+        assert found["stockade_egress_rollouts", ()] == 1
+        assert "denied.example" not in answer.text
+        card = state_dir() / "agents" / f"{run.run_id}.json"
+        assert stat.S_IMODE(card.stat().st_mode) == 0o600
+        again = await asyncio.to_thread(read_metrics, run.run_id)
+        assert decisions(samples(again)) == decisions(found)
+        # The token of the metrics opens nothing else, and the broker's opens no metrics.
+        token = card.read_text().split('"token": "')[1].split('"')[0]
+        await _only_metrics(run, token)
     assert not card.exists()
     with pytest.raises(NodeError, match="no agent of run"):
         read_metrics(run.run_id)

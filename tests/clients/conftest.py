@@ -30,6 +30,8 @@ HOSTS = {
     "npm.example.org": "11.0.0.13",
     "git.example.org": "11.0.0.14",
     "deb.example.org": "11.0.0.15",
+    "shell.example.org": "11.0.0.16",
+    "inspected.example.org": "11.0.0.17",
 }
 
 

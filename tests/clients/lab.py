@@ -143,12 +143,13 @@ class Circle:
         ca: bytes,
         *,
         operator: str = "",
+        resolver: str = netlab.RESOLVER,
     ) -> None:
         """``ca`` signs the origins' certificates; ``operator`` are more lines of the operator's file."""
         self.lab = lab
         (folder / "ca.pem").write_bytes(ca)
         (folder / "policy.yaml").write_text(policy, "utf-8")
-        lines = ["version: 1", f'resolvers: ["{netlab.RESOLVER}"]', f"extra_roots: {folder / 'ca.pem'}", operator]
+        lines = ["version: 1", f'resolvers: ["{resolver}"]', f"extra_roots: {folder / 'ca.pem'}", operator]
         (folder / "operator.yaml").write_text("\n".join(lines) + "\n", "utf-8")
         words = [str(folder / "policy.yaml"), str(folder / "runs"), str(folder / "operator.yaml")]
         root = Path(__file__).resolve().parents[2]

@@ -163,9 +163,7 @@ async def test_npm_installs_from_the_registry_of_the_policy_only(
 
 
 @pytest.mark.parametrize("circle", ["inspected"], indirect=True)
-async def test_npm_publishes_and_audits_nothing_where_the_rule_reads_only(
-    circle: Circle, registry: list[Origin]
-) -> None:
+async def test_npm_publishes_nothing_where_the_rule_reads_only(circle: Circle, registry: list[Origin]) -> None:
     before = sum(len(site.received) for site in registry)
     package = {"/workspace/loot/package.json": b'{"name": "loot", "version": "1.0.0"}'}
     token = f"--//{NPM}/:_authToken=none"

@@ -74,14 +74,20 @@ async def uv_install(rollout: Episode, way: Way, index: str, name: str, into: st
 
 
 async def npm(rollout: Episode, way: Way, registry: str, *words: str, cwd: str = "/workspace") -> ExecReply:
-    """Run npm against the registry at an address, without what it asks for beside packages."""
-    quiet = ("--no-audit", "--no-fund", "--no-update-notifier", "--fetch-retries=0", "--cache", f"/tmp/npm-{way.name}")
+    """Run npm against the registry at an address."""
+    quiet = (
+        "--no-fund",
+        "--no-update-notifier",
+        "--fetch-retries=0",
+        "--cache",
+        f"/tmp/npm-{way.name}",
+    )
     return await rollout.exec(way.argv("npm", *words, f"--registry={registry}/", *quiet), cwd=cwd, timeout_s=90)
 
 
 async def apt(rollout: Episode, way: Way, source: str, *packages: str) -> ExecReply:
     """Update from the archive at an address and download packages, with a state of its own: no root is inside."""
-    folder = f"/workspace/apt-{way.name}-{source.partition(':')[0]}"
+    folder = f"/workspace/apt-{way.name}-" + "".join(char if char.isalnum() else "-" for char in source)
     script = """
         mkdir -p "$1/state/lists/partial" "$1/cache/archives/partial" "$1/etc/preferences.d" && touch "$1/status" && cd "$1" || exit 1
         # What signs an archive is its publisher; here nobody does.

@@ -212,10 +212,10 @@ class _Door:
         """Let clients in for as long as the block runs; then close the chain, and name it in the run's."""
         rollout_id = RolloutId(new_rollout_id())
         context = Context(self.run.run_id, rollout_id, site.digest)
-        fd = self.run.open_record(rollout_id, Producer.EGRESS)
         path = self.run.record_path(rollout_id, Producer.EGRESS)
-        try:
-            async with self.pool:
+        async with self.pool:
+            fd = self.run.open_record(rollout_id, Producer.EGRESS)
+            try:
                 await self.pool.attach(
                     rollout_id,
                     context=context,
@@ -224,17 +224,16 @@ class _Door:
                     record=fd,
                     record_path=path,
                 )
+                yield
+            finally:
                 try:
-                    yield
+                    head, self.usage = await self.pool.detach(rollout_id)
+                except EgressFault:  # never attached, or its worker was given up: nobody writes to this chain
+                    start = recover_head(path)
+                    head = ChainWriter(fd, context, Producer.EGRESS, start=start if start.seq else None).seal()
                 finally:
-                    try:
-                        head, self.usage = await self.pool.detach(rollout_id)
-                    except EgressFault:  # its worker was given up: nobody writes to this chain any more
-                        start = recover_head(path)
-                        head = ChainWriter(fd, context, Producer.EGRESS, start=start if start.seq else None).seal()
-                    self.writer.append_sealed_rollout(rollout_id, {Producer.EGRESS: head})
-        finally:
-            os.close(fd)
+                    os.close(fd)
+                self.writer.append_sealed_rollout(rollout_id, {Producer.EGRESS: head})
 
 
 @contextlib.asynccontextmanager

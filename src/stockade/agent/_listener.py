@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,11 +15,19 @@ from stockade.agent._site import answers
 from stockade.agent._wayout import read_pem
 from stockade.broker import check_socket_path
 from stockade.egress import Equipment, Role
+from stockade.egress.gate import Address
 from stockade.errors import ConfigError
 
 _BACKLOG = 512
+_LOOPBACK_NET = 127
 _UNIX = "unix:"
 _HINT = "write unix:/run/user/1000/egress.sock or 10.0.0.2:3129"
+
+
+def is_loopback(text: str) -> bool:
+    """Whether only this host can reach the address in ``text`` (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.3)."""
+    address = Address.parse(text.partition("%")[0])
+    return address.value >> 24 == _LOOPBACK_NET if address.version == 4 else address.value == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +46,35 @@ class Keys:
 
     def added_to(self, equipment: Equipment) -> Equipment:
         """Return a worker's equipment with what these files hold. Raises ConfigError, naming the file."""
+        self._check()
         return replace(
             equipment,
             gateway_cert=read_pem(self.cert),
             gateway_key=read_pem(self.key),
             gateway_ca=read_pem(self.client_ca),
         )
+
+    def _check(self) -> None:
+        """Find out now what a worker would stumble over: by then a record has begun."""
+        if self.cert is None or self.client_ca is None:
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_password)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            hint = "name a certificate and its own key, both in PEM form and not encrypted"
+            raise ConfigError(
+                f"no certificate with its key: {error}", path=self.cert, key="--cert", hint=hint
+            ) from error
+        try:
+            context.load_verify_locations(self.client_ca)
+        except OSError as error:
+            hint = "name a file of certificates in PEM form"
+            raise ConfigError(f"no authorities: {error}", path=self.client_ca, key="--client-ca", hint=hint) from error
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +102,7 @@ def opened(listen: str, keys: Keys) -> Iterator[Listener]:
     family, address = _resolved(listen)
     if keys.given and len(keys.given) < 3:
         raise ConfigError("--cert, --key and --client-ca go together", key=keys.given[0], hint="give all three")
-    if not keys.given and not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
+    if not keys.given and not is_loopback(address[0]):
         raise ConfigError(
             f"{listen} can be reached from elsewhere", key="--listen", hint="give --cert, --key and --client-ca"
         )

@@ -8,6 +8,7 @@ socket by whoever has the token, which opens nothing else.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import json
 import os
@@ -18,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stockade.agent._listener import is_loopback
 from stockade.broker import AUTH_HEADER, METRICS_PATH, metrics_app, metrics_route, serving
 from stockade.egress import COUNTED, PoolStats
 from stockade.errors import ConfigError, NodeError
@@ -115,7 +117,7 @@ def open_metrics(text: str, *, anywhere: bool = False) -> socket.socket:
         address = None
     if match is None or address is None or int(match["port"]) >= 1 << 16:
         raise ConfigError(f"{text!r} is not an address to listen on", key="--metrics", hint="write 127.0.0.1:9464")
-    if not address.is_loopback and not anywhere:
+    if not is_loopback(str(address)) and not anywhere:
         raise ConfigError(
             f"{text} can be reached from elsewhere",
             key="--metrics",
@@ -189,22 +191,34 @@ def _write(path: Path, text: str) -> None:
 
 def read_metrics(run_id: str) -> str:
     """Ask the live agent of a run on this machine. Raises NodeError if there is none, or if it does not answer."""
-    import httpx
-
     none = NodeError(f"no agent of run {run_id} is live on this machine", hint="ask on the node where the run is")
     try:
         told = json.loads(_card(run_id).read_bytes())
+        path, token = str(told["socket"]), str(told["token"])
     except FileNotFoundError:
         raise none from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise NodeError(f"what the agent of run {run_id} said of itself cannot be read: {error}") from error
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=told["socket"]), timeout=_ASK_S, trust_env=False) as client:
-            answer = client.get(f"http://agent{METRICS_PATH}", headers={AUTH_HEADER: told["token"]})
-    except httpx.ConnectError:
+        with contextlib.closing(_OverUnix(path)) as connection:
+            connection.request("GET", METRICS_PATH, headers={AUTH_HEADER: token})
+            answer = connection.getresponse()
+            text = answer.read().decode("utf-8", "replace")
+    except (FileNotFoundError, ConnectionRefusedError):
         raise none from None
-    except (httpx.TransportError, KeyError, TypeError) as error:
+    except (OSError, http.client.HTTPException) as error:
         raise NodeError(f"the agent of run {run_id} does not answer: {error}") from error
-    if answer.status_code != httpx.codes.OK:
-        raise NodeError(f"the agent of run {run_id} said {answer.status_code}: {answer.text.strip()}")
-    return answer.text
+    if answer.status != http.HTTPStatus.OK:
+        raise NodeError(f"the agent of run {run_id} said {answer.status}: {text.strip()}")
+    return text
+
+
+class _OverUnix(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("agent", timeout=_ASK_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

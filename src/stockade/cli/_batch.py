@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +45,7 @@ def batch(
     """Run and grade every task; a rerun with the same results file goes on with what is missing."""
     from stockade.client import RunOptions
     from stockade.gym import load_tasks
-    from stockade.rewards import ResultLog, Verdict
+    from stockade.rewards import ResultLog
 
     with reporting(as_json=json_):
         wanted = None if expect is None else _verdict(expect)
@@ -63,7 +64,28 @@ def batch(
             samples = [log.samples[task.task_id] for task in loaded if task.task_id in log.samples]
         counts = Counter(sample.verdict.value for sample in samples)
         summary = close_run(directory)
-    if json_:
+    _show(loaded, log, done, directory, counts, summary, as_json=json_)
+    unexpected = [sample for sample in samples if wanted is not None and sample.verdict is not wanted]
+    for sample in unexpected[:20]:
+        err.print(f"{sample.task_id}: {sample.verdict.value}: {sample.evidence}", markup=False)
+    incomplete = len(samples) < len(loaded) or any(not sample.verdict.final for sample in samples)
+    raise typer.Exit(1 if unexpected or incomplete else 0)
+
+
+def _show(
+    loaded: Sequence[Task],
+    log: ResultLog,
+    done: BatchResult,
+    directory: Path,
+    counts: Counter[str],
+    summary: Mapping[str, object],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what came of it, for people or for programs."""
+    from stockade.rewards import Verdict
+
+    if as_json:
         emit(
             {
                 "run_dir": str(directory),
@@ -75,21 +97,15 @@ def batch(
                 **summary,
             }
         )
-    else:
-        rows = [(verdict.value, counts[verdict.value]) for verdict in Verdict]
-        table(
-            f"{len(samples)} of {len(loaded)} tasks, {done.resumed} of them from an earlier run",
-            ("verdict", "tasks"),
-            rows,
-        )
-        out.print(
-            f"results {log.path}\nrecord  {directory} ({summary['record']})\nreport  {summary['report']}", markup=False
-        )
-    unexpected = [sample for sample in samples if wanted is not None and sample.verdict is not wanted]
-    for sample in unexpected[:20]:
-        err.print(f"{sample.task_id}: {sample.verdict.value}: {sample.evidence}", markup=False)
-    incomplete = len(samples) < len(loaded) or any(not sample.verdict.final for sample in samples)
-    raise typer.Exit(1 if unexpected or incomplete else 0)
+        return
+    table(
+        f"{counts.total()} of {len(loaded)} tasks, {done.resumed} of them from an earlier run",
+        ("verdict", "tasks"),
+        [(verdict.value, counts[verdict.value]) for verdict in Verdict],
+    )
+    out.print(
+        f"results {log.path}\nrecord  {directory} ({summary['record']})\nreport  {summary['report']}", markup=False
+    )
 
 
 def _verdict(name: str) -> object:

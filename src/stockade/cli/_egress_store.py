@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,9 +121,11 @@ def _discard(fd: int, path: Path, name: str, *, yes: bool, as_json: bool) -> Non
     if name not in list_recordings(fd):
         fail(f"there is no recording {name!r} in {path}", hint="see: stockade egress recordings", as_json=as_json)
     count = sum(1 for _ in list_entries(fd, name))
-    if not yes and not typer.confirm(f"remove {count} answers of the recording {name} for good?", err=True):
-        err.print("nothing was removed")
-        raise typer.Exit(1)
+    if not yes:
+        err.print(f"remove {count} answers of the recording {name} for good? [y/N] ", end="", markup=False)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            err.print("nothing was removed")
+            raise typer.Exit(1)
     used = discard_recording(fd, name)
     if as_json:
         emit({"store": str(path), "recording": name, "removed": count, "bytes_used": used})

@@ -10,6 +10,7 @@ of them; whatever is refused there is a failure of the upstream here.
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from stockade.egress._stream import Stream
 from stockade.egress._tls_stream import TlsStream
 from stockade.egress.gate import (
     Address,
+    Handling,
     Headers,
     HeadLimits,
     Malformed,
@@ -192,33 +194,37 @@ class ChainLeg:
         try:
             if events & WRITE:
                 stream.flush()
-            # One byte at a time beyond the head would be the tunnel's: so read no further than the head can be.
-            piece = stream.receive(_LIMITS.header_bytes) if events & (READ | GONE) else None
+            if not events & (READ | GONE) or not self._read_answer(stream):
+                return
+            raw = bytes(self._buffer)
+            head = parse_response_head(raw, _LIMITS, method="CONNECT")
+            early = head.status == _OK and self._decision.handling is not Handling.RAW and stream.peek()
         except OSError as error:
             self._fail(f"the operator's proxy: {error.strerror}")
-            return
-        if piece is None:
-            return
-        if not piece:
-            self._fail("the operator's proxy closed the connection")
-            return
-        self._buffer += piece
-        try:
-            end = find_response_head(self._buffer, _LIMITS)
-            if end is None:
-                return
-            raw = bytes(self._buffer[:end])
-            head = parse_response_head(raw, _LIMITS, method="CONNECT")
         except Malformed as fault:
             self._fail(f"the operator's proxy: {fault.detail}")
-            return
-        if head.status != _OK:
-            self._fail(f"the operator's proxy said {refusal_in(raw) or head.status}")
-        elif len(self._buffer) > end:
-            # TLS and HTTP servers wait for the client; whoever speaks first here is not the server that was asked for.
-            self._fail("the operator's proxy sent bytes behind its answer")
         else:
-            self._finish(stream)
+            if head.status != _OK:
+                self._fail(f"the operator's proxy said {refusal_in(raw) or head.status}")
+            elif early:
+                # TLS and HTTP servers wait for the client; who speaks first here is not the server that was asked for.
+                self._fail("the operator's proxy sent bytes behind its answer")
+            else:
+                self._finish(stream)
+
+    def _read_answer(self, stream: Stream | TlsStream) -> bool:
+        """Return whether the head of the answer is whole now. Raises OSError and Malformed.
+
+        It is read byte by byte, for what comes behind it is the tunnel's: behind a tcp rule servers speak first.
+        """
+        while find_response_head(self._buffer, _LIMITS, scanned=len(self._buffer) - 1) is None:
+            piece = stream.receive(1)
+            if piece is None:
+                return False
+            if not piece:
+                raise ConnectionResetError(errno.ECONNRESET, "closed the connection")
+            self._buffer += piece
+        return True
 
     def _finish(self, stream: Stream | TlsStream) -> None:
         done, self._done, self._stream = self._done, None, None

@@ -271,6 +271,9 @@ class Connection:
     def fail(self, reason: Reason, detail: str = "") -> None:
         """End what was allowed with an error answer; only before any byte of a response went out."""
         decision = self.decision
+        if decision is not None and decision.request_id is None:
+            self.deny(reason, detail)  # it was not allowed yet: its body was awaited
+            return
         refusal = None if decision is None else self.opening.refusal(decision.head, reason)
         if decision is not None:
             decision.status = status_of(reason)

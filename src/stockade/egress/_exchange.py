@@ -279,6 +279,10 @@ class Exchange:
             self._decision.ended["detail"] = fault.detail
             self._stop(fault.reason)
             return
+        if self._tape is not None and not self._tape.keep(data, last=self._response_body.done):
+            # What cannot be kept must not be used either: a replay would differ (record mode only).
+            self._stop(self._tape.reason)
+            return
         self._send_down(head, data)
         if self._response_body.done:
             self._finish(clean=not rest)
@@ -340,8 +344,6 @@ class Exchange:
         """Send what there is in one piece: each system call of a small response costs more than reading it."""
         if self._response is None:
             return
-        if self._tape is not None and data:
-            self._tape.write(data)
         chunked = self._response.framing is _CHUNKED and self._head.version >= _HTTP_1_1
         rendered = head + self._response_body.render(data, chunked=chunked)
         client = self._connection.client
@@ -372,9 +374,8 @@ class Exchange:
 
     def _finish(self, *, clean: bool) -> None:
         response = self._response
-        if self._tape is not None and not self._tape.commit():
-            # What cannot be kept must not be used either: a replay would differ (record mode only).
-            self._connection.end(Reason.STORE_FAILED)
+        if self._tape is not None and not self._tape.keep(b"", last=True):  # an answer that ended by its end
+            self._stop(self._tape.reason)
             return
         reusable = clean and response is not None and response.keep_alive and self._body.done and not self._refused
         self._connection.passage.exchanged(keep=self._keep, reusable=reusable)

@@ -70,7 +70,9 @@ class Opening:
         if self._entry is None:
             return
         request = self._wanted(self._entry)
-        if decide(request, self._connection.rollout.rules).handling is Handling.RAW:
+        verdict = decide(request, self._connection.rollout.rules)
+        # Where such a rule cannot hold, as in a replay, nothing that the client may say would help it either.
+        if verdict.handling is Handling.RAW or verdict.reason is Reason.NOT_REPLAYABLE:
             self._connection.passage.consider(tunnel_head(request, 0))
 
     def received(self) -> None:

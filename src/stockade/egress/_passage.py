@@ -44,6 +44,7 @@ _RESOLVE = State.RESOLVE
 _FOUND = Outcome.FOUND
 _GATEWAY_TIMEOUT = 504
 _OK = 200
+_WEBSOCKET = b"websocket"
 
 
 class Passage:
@@ -147,8 +148,14 @@ class Passage:
     def _from_shelf(self, decision: Decision, shelf: Shelf) -> None:
         """Serve what is recorded; a body that belongs to the recording's name is read first."""
         connection = self._connection
+        if shelf.strict and decision.head.upgrade == _WEBSOCKET:
+            connection.deny(Reason.NOT_REPLAYABLE)
+            return
         if decision.head.framing is _NONE:
             shelf.look(self._connection, decision, b"")
+            return
+        if not shelf.strict:  # what comes with a body is not shared, so nobody need wait for all of it
+            self.seek()
             return
         decision.meter = connection.rollout.budget.meter(limited=decision.limited)
         connection.enter(State.GATHER)

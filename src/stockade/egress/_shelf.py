@@ -18,7 +18,7 @@ from stockade.egress._body import Body
 from stockade.egress._counts import STORE_HIT, STORE_MISS
 from stockade.egress._keys import key, missing, shareable, storable
 from stockade.egress._loop import GONE, READ, WRITE
-from stockade.egress._store import PIECE_BYTES, Recording, Serving, Store, StoreFault, StoreFull
+from stockade.egress._store import PIECE_BYTES, Recording, Serving, Store, StoreFault
 from stockade.egress._stream import HIGH_WATER_BYTES, READ_BYTES, Stream
 from stockade.egress.gate import (
     CONTINUE,
@@ -118,7 +118,7 @@ def _sent(decision: Decision) -> tuple[Headers, str | None]:
 class Tape:
     """Keeps one answer while it passes. In live mode a fault of the store only ends the keeping."""
 
-    __slots__ = ("_decision", "_failed", "_recording", "_shelf", "_store")
+    __slots__ = ("_decision", "_failed", "_recording", "_shelf", "_store", "reason")
 
     def __init__(self, shelf: Shelf, store: Store, _connection: Connection, decision: Decision) -> None:
         self._shelf = shelf
@@ -126,6 +126,8 @@ class Tape:
         self._decision = decision
         self._recording: Recording | None = None
         self._failed = False
+        self.reason = Reason.STORE_FAILED
+        """Why it could not be kept."""
 
     def begin(self, response: ResponseHead) -> None:
         """The head has come. Raises Malformed if it cannot be kept and must be."""
@@ -136,39 +138,31 @@ class Tape:
             self._recording = self._store.begin(name, response)
         except StoreFault as fault:
             if self._shelf.strict:
-                reason = Reason.STORE_FULL if isinstance(fault, StoreFull) else Reason.STORE_FAILED
-                raise Malformed(reason, str(fault), status=503) from fault
+                raise Malformed(fault.reason, str(fault), status=503) from fault
 
-    def write(self, data: bytes) -> None:
-        """Keep a piece."""
-        if self._recording is None:
-            return
+    def keep(self, data: bytes, *, last: bool) -> bool:
+        """Keep a piece before it is passed on, and all of it with the last; return False if it must be and cannot."""
+        recording = self._recording
+        if recording is None:
+            return not self._failed
         try:
-            self._recording.write(data)
-        except StoreFault as fault:
-            self._fail(fault)
-
-    def commit(self) -> bool:
-        """The answer is whole; return False if it was to be kept and is not."""
-        recording, self._recording = self._recording, None
-        if recording is not None:
-            try:
+            recording.write(data)
+            if last:
+                self._recording = None
                 recording.commit()
-            except StoreFault as fault:
-                self._fail(fault)
-        return not (self._failed and self._shelf.strict)
+        except StoreFault as fault:
+            self._recording = None
+            if self._shelf.strict:
+                self._failed = True
+                self.reason = fault.reason
+                self._decision.ended["detail"] = str(fault)
+        return not self._failed
 
     def abort(self) -> None:
         """It did not come whole."""
         if self._recording is not None:
             self._recording.abort()
             self._recording = None
-
-    def _fail(self, fault: StoreFault) -> None:
-        self._failed = True
-        self._recording = None
-        if self._shelf.strict:
-            self._decision.ended["detail"] = str(fault)
 
 
 class Gather:
@@ -245,7 +239,9 @@ class Serve:
 
     def start(self) -> None:
         """Verify what is kept, a slice in each round of the loop; then send it."""
-        self._step()
+        self._connection.client.want(read=False)
+        # Not from within the end of the answer before: a row of small kept ones would pile up on the stack.
+        self._soon()
 
     def close(self) -> None:
         """Let it go."""
@@ -272,6 +268,9 @@ class Serve:
         if verified:
             self._answer()
             return
+        self._soon()
+
+    def _soon(self) -> None:
         loop, guard = self._connection.rollout.shell.loop, self._connection.guard
         loop.call_later(_SOON_S, lambda: guard(self._step), self._connection.fault)
 

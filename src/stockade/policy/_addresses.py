@@ -36,6 +36,7 @@ METADATA: Final = _networks(
 UNUSABLE: Final = _networks(
     *("0.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4", "::/128", "ff00::/8"),  # "this host" reaches loopback on Linux
 )
+LOOPBACK: Final = _networks("127.0.0.0/8", "::1/128")
 LOCAL: Final = _networks("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
 """Loopback, RFC 1918 and ULA: a service there is not *external communication* by itself."""
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from stockade.errors import ConfigError
-from stockade.policy._addresses import UNUSABLE, IPNetwork, NetworkField, UnsafeNetworkField, contains
+from stockade.policy._addresses import LOOPBACK, UNUSABLE, IPNetwork, NetworkField, UnsafeNetworkField, contains
 from stockade.policy._base import SourceLine, StrictModel, Version
 from stockade.policy._errors import BadValue, shown, text_of
 from stockade.policy._hosts import HostPattern
@@ -234,9 +234,10 @@ class Upstream(StrictModel):
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    return any(address in network for network in LOOPBACK)
 
 
 class OperatorConfig(StrictModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from stockade.egress import Settings, StoreSettings, prepare_store
 from tests.egress.netlab import NetLab, Origin, read_request, response
-from tests.egress.proxy.harness import Attached, Reply, post
+from tests.egress.proxy.harness import Attached, Reply, Worker, post
 from tests.egress.proxy.sites import IP, LIMITS, Sites, ask, eventually, policy
 
 HOST = "read.test"
@@ -43,18 +44,40 @@ class Shelves(Sites):
         os.close(self.fd)
         shutil.rmtree(self.place)
 
+    @property
+    def second(self) -> Worker:
+        """Another worker."""
+        return self._workers[1]
+
     def blob(self, body: bytes) -> Path:
         """Return the file of a body."""
         return self.place / "blobs" / hashlib.sha256(body).hexdigest()
 
     def entries(self) -> list[Path]:
-        return sorted((self.place / "index").rglob("?" * 64))
+        """Return the files of this test's answers."""
+        paths = (self.place / "index").rglob("?" * 64)
+        return [path for path in paths if f"\n{_PREFIX[0]}/".encode() in path.read_bytes()]
 
 
-@pytest.fixture
-def sites(lab: NetLab, tmp_path: Path) -> Iterator[Shelves]:
-    with Shelves(lab, tmp_path) as made:
+@pytest.fixture(scope="module")
+def sites(lab: NetLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelves]:
+    with Shelves(lab, tmp_path_factory.mktemp("shelves")) as made:
+        made.start()
         yield made
+
+
+_NUMBERS = itertools.count()
+_PREFIX = [""]
+
+
+def at(path: str = "/x") -> str:
+    """Return a path of this test's own, which no other test has recorded."""
+    return _PREFIX[0] + path
+
+
+@pytest.fixture(autouse=True)
+def _own_paths() -> None:
+    _PREFIX[0] = f"/{next(_NUMBERS)}"
 
 
 @pytest.fixture
@@ -83,7 +106,15 @@ def damage(path: Path, at: int = 0) -> None:
 
 def fetch(sites: Sites, rollout: Attached, path: str = "/x", *lines: str, host: str = HOST, **request: object) -> Reply:
     with sites.inside(rollout, host) as client:
-        return ask(client, host, path, *lines, **request)  # type: ignore[arg-type,no-any-return]
+        reply: Reply = ask(client, host, at(path), *lines, **request)  # type: ignore[arg-type]
+    eventually(lambda: rollout_is_quiet(rollout))
+    return reply
+
+
+def rollout_is_quiet(rollout: Attached) -> bool:
+    """Return whether everything that was allowed has its end on record."""
+    allowed = [event for event in rollout.events() if event["verdict"] == "allowed"]
+    return len(allowed) == len(rollout.events("net.end"))
 
 
 class Dark:
@@ -111,7 +142,7 @@ def test_what_was_recorded_is_replayed_without_a_network(sites: Shelves, recordi
     event, end = recording.events("net.request")[0], recording.wait("net.end", 2)[-1]
     assert "source" not in event
     assert end["bytes_in"] > len(body)
-    other = sites.start()  # a worker that has seen none of it
+    other = sites.second  # a worker that has seen none of it
     with Dark(sites, site):
         rollout = sites.attach(REPLAY, worker=other)
         second = fetch(sites, rollout)
@@ -149,9 +180,9 @@ def test_what_was_not_recorded_is_denied_by_name(
     method = request.get("method", "GET")
     event = rollout.last("net.request")
     assert (event["verdict"], event["reason"]) == ("denied", "not_recorded")
-    assert event["detail"].startswith(f"{method} https://{HOST}{path}")
+    assert event["detail"].startswith(f"{method} https://{HOST}{at(path)}")
     if method != "HEAD":
-        assert f"{method} https://{HOST}{path}".encode() in reply.body
+        assert f"{method} https://{HOST}{at(path)}".encode() in reply.body
     assert "Bearer other" not in rollout.record.read_text()
 
 
@@ -161,7 +192,7 @@ def test_another_host_or_scheme_is_something_else(sites: Shelves, recording: Att
         rollout = sites.attach(REPLAY)
         assert fetch(sites, rollout, host="open.test").reason == "not_recorded"
         with rollout.connect() as client:
-            assert client.get(f"http://{HOST}/x").reason == "not_recorded"
+            assert client.get(f"http://{HOST}{at()}").reason == "not_recorded"
 
 
 ANSWERS = {
@@ -203,9 +234,10 @@ def test_bodies_are_part_of_what_is_asked(sites: Shelves, recording: Attached, s
         rollout = sites.attach(REPLAY)
         for body in (b"two", b"x" * 300_000, b"one"):
             assert fetch(sites, rollout, method="POST", body=body).body == b"you said " + body
-        chunked = b"POST /x HTTP/1.1\r\nHost: read.test\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n2;e\r\nne\r\n0\r\n\r\n"
+        chunked = f"POST {at()} HTTP/1.1\r\nHost: read.test\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         with sites.inside(rollout, HOST) as client:  # the same bytes, framed in another way
-            assert client.send(chunked).reply().body == b"you said one"
+            client.send(chunked + b"1\r\no\r\n2;e\r\nne\r\n0\r\n\r\n")
+            assert client.reply().body == b"you said one"
 
 
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "503 Service Unavailable", "429 Too Many Requests"])
@@ -225,7 +257,7 @@ def test_recording_serves_what_it_has_kept(sites: Shelves, recording: Attached, 
     site.respond = lambda _request: response(b"second")
     connections = site.connections
     assert fetch(sites, sites.attach(RECORD)).body == b"first"
-    assert fetch(sites, sites.attach(RECORD, worker=sites.start())).body == b"first"
+    assert fetch(sites, sites.attach(RECORD, worker=sites.second)).body == b"first"
     assert site.connections == connections
 
 
@@ -241,28 +273,27 @@ def test_two_that_fetch_at_once_leave_one_answer(sites: Shelves, site: Origin) -
         return response(body)
 
     site.respond = respond
-    slow, fast = sites.attach(RECORD), sites.attach(RECORD, worker=sites.start())
+    slow, fast = sites.attach(RECORD), sites.attach(RECORD, worker=sites.second)
     with sites.inside(slow, HOST) as client:
-        client.send(f"GET /x HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        client.send(f"GET {at()} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         eventually(lambda: len(site.received) == 1)
         assert fetch(sites, fast).body == b"fast" * 10_000
         gate.set()
         assert client.reply().body == b"slow" * 10_000
     with Dark(sites, site):
-        for worker in sites._workers:
+        for worker in (sites.worker, sites.second):
             assert fetch(sites, sites.attach(REPLAY, worker=worker)).body == b"fast" * 10_000
 
 
 def test_an_answer_that_was_cut_off_is_not_kept(sites: Shelves, recording: Attached, site: Origin) -> None:
-    site.respond = lambda _request: response(b"x" * 1000).replace(b"1000", b"9000") + b""
     plain = sites.lab.origin(IP, 80, _cut_off)
     with recording.connect() as client:
-        client.send(f"GET http://{HOST}/x HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        client.send(f"GET http://{HOST}{at()} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         with pytest.raises((EOFError, OSError)):
             client.reply()
     assert sites.entries() == []
     with recording.connect() as client:
-        assert client.get(f"http://{HOST}/x").body == b"whole"
+        assert client.get(f"http://{HOST}{at()}").body == b"whole"
     assert len(sites.entries()) == 1
     plain.close()
 
@@ -276,11 +307,11 @@ def test_a_client_that_leaves_early_leaves_no_half_answer(sites: Shelves, record
     body = os.urandom(8 * MIB)
     site.respond = lambda _request: response(body)
     client = sites.inside(recording, HOST)
-    client.send(f"GET /x HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()).take(1000)
+    client.send(f"GET {at()} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()).take(1000)
     client.sock.close()
     recording.wait("net.end", 2)
     assert sites.entries() == []
-    assert [path.name for path in (sites.place / "blobs").iterdir()] == []
+    assert not sites.blob(body).exists()
     assert fetch(sites, recording).body == body
 
 
@@ -337,19 +368,19 @@ def test_a_poisoned_body_is_never_served(sites: Shelves, recording: Attached, si
     site.respond = lambda _request: response(body)
     fetch(sites, recording)
     damage(sites.blob(body), 500_000)
-    for rollout in (sites.attach(REPLAY), sites.attach(REPLAY, worker=sites.start()), recording):
+    for rollout in (sites.attach(REPLAY), sites.attach(REPLAY, worker=sites.second), recording):
         reply = fetch(sites, rollout)
         assert (reply.status, reply.reason) == (503, "store_failed")
         assert rollout.wait("net.end", 2)[-1]["reason"] == "store_failed"
     assert len(site.received) == 1, "in a recording there is no second answer"
 
 
-@pytest.mark.parametrize("how", ["flipped", "shortened", "empty", "lengthened", "link", "directory", "open_to_all"])
+@pytest.mark.parametrize("how", ["flipped", "shortened", "empty", "lengthened", "link", "directory"])
 @pytest.mark.parametrize("what", ["entry", "blob"])
 def test_a_poisoned_store_denies(
     what: str, how: str, sites: Shelves, recording: Attached, site: Origin, tmp_path: Path
 ) -> None:
-    body = b"the true body"
+    body = f"the true body of {what} {how}".encode()
     site.respond = lambda _request: response(body)
     fetch(sites, recording)
     path = sites.blob(body) if what == "blob" else sites.entries()[0]
@@ -361,21 +392,23 @@ def test_a_poisoned_store_denies(
         path.symlink_to(elsewhere)
     elif how == "directory":
         path.mkdir()
-    elif how != "open_to_all":
+    else:
         changed = {"flipped": raw[:-1] + bytes([raw[-1] ^ 1]), "shortened": raw[:-1], "empty": b""}
         path.write_bytes(changed.get(how, raw + b"x"))
-    else:
-        return  # a file that is gone is not poisoned
-    reply = fetch(sites, sites.attach(REPLAY, worker=sites.start()))
-    assert (reply.status, reply.reason) == (503, "store_failed")
-    assert body not in reply.body
+    try:
+        for worker in (sites.worker, sites.second):
+            reply = fetch(sites, sites.attach(REPLAY, worker=worker))
+            assert (reply.status, reply.reason) == (503, "store_failed")
+            assert body not in reply.body
+    finally:
+        path.rmdir() if how == "directory" else path.unlink()  # other tests read this folder
 
 
 def test_a_body_that_is_gone_is_a_failure(sites: Shelves, recording: Attached, site: Origin) -> None:
-    site.respond = lambda _request: response(b"body")
+    site.respond = lambda _request: response(b"soon gone")
     fetch(sites, recording)
-    sites.blob(b"body").unlink()
-    reply = fetch(sites, sites.attach(REPLAY, worker=sites.start()))
+    sites.blob(b"soon gone").unlink()
+    reply = fetch(sites, sites.attach(REPLAY, worker=sites.second))
     assert (reply.status, reply.reason) == (503, "store_failed")
 
 
@@ -437,9 +470,9 @@ def test_curl_that_asks_before_it_sends(sites: Shelves, recording: Attached, sit
     ca.write_bytes(sites.authority.cert_pem)
     body.write_bytes(os.urandom(2 * MIB))
     host, port = recording.address
-    command = ["curl", "-sS", "--http1.1", "--cacert", str(ca), "-x", f"http://{host}:{port}", f"https://{HOST}/x"]
+    command = ["curl", "-sS", "--http1.1", "--cacert", str(ca), "-x", f"http://{host}:{port}", f"https://{HOST}{at()}"]
     done = subprocess.run([*command, "--data-binary", f"@{body}"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "body of POST /x HTTP/1.1"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"body of POST {at()} HTTP/1.1"), done.stderr
     assert site.received[-1].body == body.read_bytes()
 
 
@@ -456,6 +489,6 @@ def test_bodies_are_looked_at_for_secrets_and_malformed_ones_refused(
     assert site.received == []
 
 
-def test_the_workers_have_counted_no_fault(sites: Shelves, recording: Attached, site: Origin) -> None:
-    assert fetch(sites, recording).status == 200
-    assert sites.worker.ask("stats")["faults"] == 0
+def test_the_workers_have_counted_no_fault(sites: Shelves) -> None:
+    """Stays last: none of the above went through an exception that nobody expected."""
+    assert sites.worker.ask("stats")["faults"] == sites.second.ask("stats")["faults"] == 0

@@ -77,9 +77,15 @@ def find_head(buffer: bytes | bytearray, limits: HeadLimits, *, scanned: int = 0
     """Return where the head ends (after the blank line), or None for "read more".
 
     ``scanned`` is how much of ``buffer`` an earlier call saw. Raises Malformed as soon as the bytes cannot become a
-    head: over ``header_bytes`` (431), a bare LF, a first byte that starts no method.
+    head: over ``header_bytes`` (431), a bare LF, a first byte that starts no method, a first line that is none of a
+    request. Who speaks another protocol, such as SSH, says one line and waits.
     """
-    return find_end(buffer, limits, scanned, upstream=False)
+    end = find_end(buffer, limits, scanned, upstream=False)
+    if end is None and not scanned:
+        line = bytes(buffer[: buffer.find(b"\r\n") + 2])
+        if len(line) > 1 and _REQUEST_LINE.match(line) is None:
+            raise _bad_line(line)
+    return end
 
 
 def parse_head(raw: bytes, limits: HeadLimits, origin: Origin | None = None) -> RequestHead:
