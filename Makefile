@@ -57,7 +57,7 @@ soak: .venv/.stamp-test
 	$(PY) -m bench.egress_soak --minutes $(MINUTES)
 
 bench: .venv/.stamp-test
-	@for name in sandbox_start exec_latency rollouts proxy; do $(PY) -m bench.$$name; done
+	@for name in sandbox_start exec_latency rollouts proxy egress; do $(PY) -m bench.$$name; done
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

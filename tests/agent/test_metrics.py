@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import httpx
@@ -111,6 +112,14 @@ def test_counts_never_go_back_whatever_a_worker_says_and_however_often_it_ends(a
         before = total
         if number % 3 == 2:
             slot.succeed()
+
+
+def test_without_its_library_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for ask in (lambda: exposition(stats(), "run-1"), lambda: open_metrics("127.0.0.1:0")):
+        with pytest.raises(NodeError, match="need prometheus-client") as caught:
+            ask()
+        assert "stockade[metrics]" in str(caught.value.hint)
 
 
 # ---- where it is read

@@ -44,12 +44,20 @@ _LEVEL = re.compile(r"(?:sha256:)?[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 
 
 def exposition(stats: PoolStats, run_id: str) -> bytes:
-    """Return the metrics in Prometheus's text format (version 0.0.4)."""
+    """Return the metrics in Prometheus's text format (version 0.0.4). Raises NodeError without prometheus-client."""
+    _require_client()
     from prometheus_client import CollectorRegistry, generate_latest  # late: most agents are never asked
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Snapshot(stats, run_id))
     return generate_latest(registry)
+
+
+def _require_client() -> None:
+    try:
+        import prometheus_client  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise NodeError("metrics need prometheus-client", hint="run: pip install 'stockade[metrics]'") from error
 
 
 class _Snapshot:
@@ -108,8 +116,9 @@ def _level(said: str) -> str:
 def open_metrics(text: str, *, anywhere: bool = False) -> socket.socket:
     """Return a listening socket at ``text`` (``127.0.0.1:9464``, ``[::1]:9464``), on loopback unless ``anywhere``.
 
-    Raises ConfigError for what is no such address and for one that is taken.
+    Raises ConfigError for what is no such address and for one that is taken, NodeError without prometheus-client.
     """
+    _require_client()
     match = _ADDRESS.fullmatch(text)
     try:
         address = ipaddress.ip_address(match["host"].strip("[]")) if match else None
@@ -221,4 +230,8 @@ class _OverUnix(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        try:
+            self.sock.connect(self._path)
+        except BaseException:
+            self.sock.close()
+            raise

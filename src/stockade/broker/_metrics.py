@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from stockade.broker._wire import AUTH_HEADER
+from stockade.errors import NodeError
 
 Render = Callable[[], Awaitable[bytes]]
 METRICS_PATH = "/metrics"
@@ -29,6 +30,8 @@ def metrics_route(render: Render, token: str | None) -> Route:
             return PlainTextResponse(f"the header {AUTH_HEADER} is missing or wrong\n", 401)
         try:
             data = await render()
+        except NodeError as error:
+            return PlainTextResponse(f"{error.message} ({error.hint})\n", 503)
         except Exception:  # noqa: BLE001 - whoever asks gets a fixed text; the log has the rest
             _log.exception("unexpected failure while counting")
             return PlainTextResponse("the agent failed; its log has the details\n", 500)
