@@ -1,8 +1,8 @@
 """Run the targets: ``python -m fuzz [NAME…] [--minutes N]``.
 
-The time is shared out evenly. What crashes or hangs is written to ``out/fuzz`` and named at the end (exit status 1): add
-it to ``corpus/NAME.txt`` (:func:`fuzz._corpus.keep`) once it is repaired, and it is looked at for ever after. ``--keep``
-adds what was found to the corpus, minimised.
+The time is shared out evenly. What crashes or hangs is written to ``out/fuzz`` and named at the end (exit status 1): once
+it is repaired it becomes a seed (``fuzz/_seeds.py``), and is looked at for ever after. ``--keep`` adds what was found to
+the corpus, minimised.
 """
 
 from __future__ import annotations

@@ -31,7 +31,11 @@ def keep(name: str, samples: list[bytes]) -> int:
     lines = sorted({sample for sample in samples if sample not in known}, key=lambda sample: (len(sample), sample))
     text = "".join(f"{sample.decode('latin-1').encode('unicode_escape').decode('ascii')}\n" for sample in lines)
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.txt").write_text(text, "ascii")
+    path = FOLDER / f"{name}.txt"
+    if text:
+        path.write_text(text, "ascii")
+    else:
+        path.unlink(missing_ok=True)
     return len(text)
 
 

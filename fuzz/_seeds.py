@@ -88,7 +88,8 @@ def _requests() -> list[bytes]:
     small = (
         b"\x81GET / HTTP/1.1\r\nHost: open.test\r\n" + b"".join(b"A%d: b\r\n" % number for number in range(5)) + b"\r\n"
     )
-    return [*found, socket, small]
+    late = b"\x01GET //a HT\0\0TP/1..1\r\nHost:'open\r\n"  # a first line in two pieces was not refused before its end
+    return [*found, socket, small, late]
 
 
 def _responses() -> list[bytes]:

@@ -71,9 +71,10 @@ pip install --quiet --no-deps --no-build-isolation --editable .
 
 if [ -n "${programs:-}" ]; then
   missing=()
-  for pair in curl:curl git:git wget:wget ip:iproute2; do
+  for pair in curl:curl git:git wget:wget ip:iproute2 openssl:openssl ssh:openssh-client node:nodejs npm:npm; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
   done
+  [ -x /usr/sbin/dropbear ] || missing+=(dropbear-bin) # an SSH server that comes without a service
   # pyseccomp compiles the filter again through this library and compares the bytes.
   .venv/bin/python -I -c 'import ctypes; ctypes.CDLL("libseccomp.so.2")' 2>/dev/null || missing+=(libseccomp2)
   [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}" ca-certificates

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from tests.clients.conftest import DENIED, FILES
-from tests.clients.fetchers import FETCHERS, Fetcher, Step
+from tests.clients.fetchers import FETCHERS, LOOT, Fetcher, Step
 from tests.clients.lab import UNSET, WAYS, Circle, Decision, Lab, Way, ok, request, said, tunnel
 from tests.clients.origins import DATA
 from tests.egress.netlab import Origin
@@ -194,6 +194,35 @@ async def test_a_port_that_no_rule_names_has_no_listener(circle: Circle) -> None
         reply = await rollout.exec(UNSET.argv("curl", "-sS", f"http://{HOST}:8080/data.bin"), timeout_s=60)
         assert reply.return_code == 7, said(reply)  # connection refused
     assert circle.decisions(rollout) == []
+
+
+@pytest.mark.parametrize("circle", ["inspected"], indirect=True)
+async def test_what_is_said_inside_tls_is_read_as_strictly_as_in_clear(
+    circle: Circle, sites: dict[str, list[Origin]], way: Way
+) -> None:
+    url, before = f"https://{HOST}/data.bin", len(sites[FILES][1].received)
+    upgrade = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AA=="]
+    trials: list[tuple[list[str], str]] = [
+        (["--http2", url], "200/1.1"),
+        (["-I", url], "200/1.1"),
+        (["-H", "X-HTTP-Method-Override: DELETE", url], "200/1.1"),
+        (["--path-as-is", f"https://{HOST}/%64ata.bin"], "200/1.1"),
+        (["-X", "GET", "-d", LOOT, url], "403/1.1"),
+        (["-X", "GET", "-H", "Transfer-Encoding: chunked", "-d", LOOT, url], "403/1.1"),
+        ([word for line in upgrade for word in ("-H", line)] + [url], "403/1.1"),
+        (["--path-as-is", f"https://{HOST}/x/../data.bin"], "400/1.1"),
+    ]
+    async with circle.rollout() as rollout:
+        for words, told in trials:
+            argv = way.argv("curl", "-sS", "--max-time", "20", "-o", "/dev/null", "-w", "%{http_code}/%{http_version}")
+            assert ok(await rollout.exec([*argv, *words], timeout_s=60)).decode() == told, words
+    reasons = [event["reason"] for event in circle.events(rollout, "net.request")]
+    assert reasons == ["allowed"] * 4 + ["body_not_allowed"] * 2 + ["upgrade_not_allowed", "malformed_path"]
+    arrived = sites[FILES][1].received[before:]
+    assert [one.line.split(b" ")[:2] for one in arrived] == [
+        [method, b"/data.bin"] for method in (b"GET", b"HEAD", b"GET", b"GET")
+    ]
+    assert [one.header("X-HTTP-Method-Override") for one in arrived] == [[]] * 4
 
 
 @pytest.mark.parametrize("circle", ["inspected"], indirect=True)

@@ -38,7 +38,7 @@ CONNECT = (
 @pytest.fixture(scope="module")
 def shell(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     needs("ssh", "bash")
-    requires(shutil.which("dropbear"), "dropbear is not installed")
+    requires(shutil.which("dropbear", path="/usr/sbin:/usr/bin"), "dropbear is not installed")
     shell = Shell(tmp_path_factory.mktemp("shell"))
     for ip in (HOSTS[HOST], DENIED):
         lab.origin(ip, 22, shell.serve)  # what keeps ssh from the other is only the policy

@@ -11,7 +11,7 @@ import pytest
 from stockade.client import Episode, Peer
 from stockade.errors import BrokerError
 from tests.clients.conftest import DENIED, FILES, INTERNAL, METADATA, OWN
-from tests.clients.lab import UNSET, WAYS, Circle, Decision, Lab, Way, ok, request, said, tunnel
+from tests.clients.lab import PROXY, UNSET, WAYS, Circle, Decision, Lab, Way, ok, request, said, tunnel
 from tests.clients.origins import DATA
 from tests.egress.netlab import RESOLVER, Origin, response
 from tests.support import requires
@@ -191,6 +191,32 @@ async def test_bash_alone_gets_as_far_as_any_other_program(circle: Circle) -> No
         request("files.example.org"),
         request("denied.example.org", "host_not_allowed"),
     ]
+
+
+async def test_socks_leads_through_the_same_gate(circle: Circle, sites: dict[str, list[Origin]]) -> None:
+    before = {ip: [site.connections for site in sites[ip]] for ip in (DENIED, INTERNAL)}
+    curl = ["curl", "-sS", "--max-time", "20"]
+    async with circle.rollout() as rollout:
+        by_name = [*curl, "--socks5-hostname", PROXY]
+        for scheme in ("https", "http"):
+            assert ok(await rollout.exec([*by_name, f"{scheme}://files.example.org/data.bin"], timeout_s=60)) == DATA
+        for host in ("denied.example.org", DENIED, "inside.example.org"):
+            reply = await rollout.exec([*by_name, f"https://{host}/data.bin"], timeout_s=60)
+            assert reply.return_code == 97, said(reply)
+        # SOCKS4 has no names, and nobody needs it.
+        reply = await rollout.exec([*curl, "--socks4a", PROXY, "https://files.example.org/data.bin"], timeout_s=60)
+        assert reply.return_code == 97, said(reply)
+    assert circle.decisions(rollout) == [
+        tunnel("files.example.org"),
+        tunnel("files.example.org", port=80),
+        request("files.example.org"),
+        tunnel("denied.example.org", "host_not_allowed"),
+        tunnel(DENIED, "host_not_allowed"),
+        tunnel("inside.example.org", "internal_address"),
+        Decision("net.connect", "denied", None, None, "malformed_request"),
+    ]
+    assert circle.ways(rollout) == {"socks5", None}
+    assert {ip: [site.connections for site in sites[ip]] for ip in before} == before
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)

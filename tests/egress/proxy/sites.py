@@ -120,9 +120,7 @@ class Sites:
         context = context or self.client_context()
         return Client(context.wrap_socket(sock, server_hostname=host, suppress_ragged_eofs=False))
 
-    def inside(
-        self, rollout: Attached, host: str, port: int = 443, context: ssl.SSLContext | None = None
-    ) -> Client:
+    def inside(self, rollout: Attached, host: str, port: int = 443, context: ssl.SSLContext | None = None) -> Client:
         """Return a client inside a tunnel to ``host`` that is looked into."""
         client = rollout.connect()
         reply = client.connect(host, port)

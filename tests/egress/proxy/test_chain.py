@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -154,6 +155,7 @@ def by_tunnel(sites: Sites, rollout: Attached) -> bytes:
 
 # ---- what works
 
+
 def test_egress_case_095_the_proxy_is_asked_for_the_checked_address(
     sites: Sites, rollout: Attached, site: Origin, forward: Forward
 ) -> None:
@@ -243,6 +245,7 @@ def test_the_runs_own_services_are_reached_directly(sites: Sites, lab: NetLab, f
 
 
 # ---- what is refused before anybody is asked
+
 
 def test_egress_case_095_addresses_are_judged_here(
     lab: NetLab, sites: Sites, rollout: Attached, site: Origin, forward: Forward
@@ -398,6 +401,7 @@ def test_egress_case_087_revocation_ends_what_waits_for_the_proxy(
 
 # ---- a site without DNS
 
+
 def test_egress_case_095_where_the_proxy_resolves_that_is_on_record(
     sites: Sites, lab: NetLab, site: Origin, plain: Origin, forward: Forward
 ) -> None:
@@ -421,6 +425,7 @@ def test_egress_case_095_where_the_proxy_resolves_that_is_on_record(
 
 
 # ---- other ways to reach it
+
 
 @contextlib.contextmanager
 def listening(path: Path, serve: Callable[[Origin, socket.socket], None]) -> Iterator[Origin]:
@@ -479,7 +484,7 @@ class Secured:
         self.client_ca.configure_trust(self.context)
         self.server_ca.issue_cert(PROXY).configure_cert(self.context)
 
-    def parts(self, ca: trustme.CA | None = None, client: trustme.CA | None = None) -> dict[str, bytes]:
+    def parts(self, ca: trustme.CA | None = None, client: trustme.CA | None = None) -> dict[str, Any]:
         leaf = (client or self.client_ca).issue_cert("node.test")
         return {
             "chain_ca": (ca or self.server_ca).cert_pem.bytes(),
@@ -519,7 +524,7 @@ def test_over_tls_nothing_less_will_do(case: str, lab: NetLab, tmp_path: Path) -
     secured = Secured(lab)
     proxy = lab.origin("11.0.0.252", 3128, secured.serve)
     secured.server_ca.issue_cert("evil.test" if case == "other_name" else "11.0.0.252").configure_cert(secured.context)
-    parts: dict[str, bytes] = secured.parts(
+    parts: dict[str, Any] = secured.parts(
         ca=trustme.CA() if case == "unknown_server" else None,
         client=trustme.CA() if case == "unknown_client" else None,
     )

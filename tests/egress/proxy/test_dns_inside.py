@@ -85,7 +85,9 @@ def test_each_name_keeps_its_own_address(guest: GuestNet, rollout: Attached) -> 
 
 
 @pytest.mark.promise("S3.13")
-@pytest.mark.parametrize("name", ["evil.test", "test", "wild.test", "bad.wild.test", "plain.test.evil.test", "localhost"])
+@pytest.mark.parametrize(
+    "name", ["evil.test", "test", "wild.test", "bad.wild.test", "plain.test.evil.test", "localhost"]
+)
 def test_egress_case_042_a_denied_name_does_not_exist_and_is_asked_of_nobody(
     name: str, lab: NetLab, guest: GuestNet, rollout: Attached
 ) -> None:
@@ -254,7 +256,9 @@ def test_nothing_is_known_where_egress_is_off(worker: Worker, guest: GuestNet) -
     assert rollout.last("net.dns")["reason"] == "egress_off"
 
 
-def test_names_lead_to_requests_by_their_address(worker: Worker, guest: GuestNet, lab: NetLab, rollout: Attached) -> None:
+def test_names_lead_to_requests_by_their_address(
+    worker: Worker, guest: GuestNet, lab: NetLab, rollout: Attached
+) -> None:
     origin = lab.http("11.0.0.70", 80, lambda _request: response(b"found"))
     lab.add_host("plain.test", "11.0.0.70")
     (address,) = addresses(ask(guest, question("plain.test")))

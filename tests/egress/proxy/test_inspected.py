@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.egress.netlab import NetLab, Origin, response
-from tests.egress.proxy.harness import Attached, Client, Worker
+from tests.egress.proxy.harness import Attached, Worker
 from tests.egress.proxy.sites import IP, Sites, ask, nothing_left, policy
 
 HOST = "read.test"
@@ -186,7 +186,17 @@ def test_egress_case(case: str, sites: Sites, rollout: Attached, site: Origin) -
     assert nothing_left(rollout)
 
 
-PATHS = ["/v1/../secret", "/v1/..;/secret", "/v1//x", "/v1/x;y", "/v2/x", "/V1/x", "/v1%2Fx", "/v1/%2e%2e%2fsecret", "/"]
+PATHS = [
+    "/v1/../secret",
+    "/v1/..;/secret",
+    "/v1//x",
+    "/v1/x;y",
+    "/v2/x",
+    "/V1/x",
+    "/v1%2Fx",
+    "/v1/%2e%2e%2fsecret",
+    "/",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -200,9 +210,7 @@ def test_egress_case_066_a_path_rule_cannot_be_walked_around(
     assert site.received == []
 
 
-def test_egress_case_066_an_encoded_slash_passes_where_the_rule_says_so(
-    sites: Sites, site: Origin
-) -> None:
+def test_egress_case_066_an_encoded_slash_passes_where_the_rule_says_so(sites: Sites, site: Origin) -> None:
     rollout = sites.attach(policy('{host: api.test, paths: ["/v1/*"], encoded_slash: true}'))
     with sites.inside(rollout, "api.test") as client:
         assert ask(client, "api.test", "/v1/a%2fb").status == 200
@@ -290,7 +298,9 @@ def test_egress_case_070_a_redirect_inside_is_only_passed_on(sites: Sites, rollo
 def test_egress_case_071_what_is_meant_for_a_proxy_stays_here(sites: Sites, rollout: Attached, site: Origin) -> None:
     lines = ("Proxy-Authorization: Basic eDp5", "Proxy-Connection: keep-alive", "Connection: keep-alive, X-Hop")
     with sites.inside(rollout, HOST) as client:
-        reply = ask(client, HOST, "/", *lines, "X-Hop: secret", "X-Stays: yes", "TE: trailers", "X-Forwarded-For: 1.2.3.4")
+        reply = ask(
+            client, HOST, "/", *lines, "X-Hop: secret", "X-Stays: yes", "TE: trailers", "X-Forwarded-For: 1.2.3.4"
+        )
     assert reply.status == 200
     head = site.received[-1].head.lower()
     for name in (b"proxy-", b"x-hop", b"secret", b"te:", b"x-forwarded"):
@@ -328,9 +338,7 @@ def test_expect_continue_is_answered_inside(sites: Sites, rollout: Attached, sit
 def test_many_clients_at_once(sites: Sites, site: Origin) -> None:
     rollouts = [sites.attach() for _ in range(4)]
     site.respond = lambda request: response(request.line.split()[1])
-    clients: list[tuple[Client, str]] = []
-    for number in range(32):
-        clients.append((sites.inside(rollouts[number % 4], HOST), f"/{number}"))
+    clients = [(sites.inside(rollouts[number % 4], HOST), f"/{number}") for number in range(32)]
     for client, path in clients:
         client.send(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
     for client, path in clients:

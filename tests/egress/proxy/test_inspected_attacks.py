@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from tests.egress.netlab import NetLab, Origin, response
 from tests.egress.proxy import hellos
 from tests.egress.proxy.harness import Attached
-from tests.egress.proxy.sites import IP, SITES, Sites, ask, eventually, policy, rss_kib
+from tests.egress.proxy.sites import IP, SITES, Sites, ask, eventually, rss_kib
 
 HOST = "read.test"
 
@@ -103,7 +103,9 @@ def test_egress_case_076_grease_works_where_the_host_is_exact(sites: Sites, roll
     assert rollout.last()["detail"].startswith(("encrypted client hello offered", "no "))
 
 
-@pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.6\r\n\r\n", b"\x00\x01\x02\x03", b"\x80\x2e\x01\x00\x02", b"\x15\x03\x01"])
+@pytest.mark.parametrize(
+    "banner", [b"SSH-2.0-OpenSSH_9.6\r\n\r\n", b"\x00\x01\x02\x03", b"\x80\x2e\x01\x00\x02", b"\x15\x03\x01"]
+)
 def test_egress_case_077_what_is_neither_tls_nor_http(banner: bytes, rollout: Attached, site: Origin) -> None:
     connections = site.connections
     with rollout.connect() as client:
@@ -160,7 +162,9 @@ def test_egress_case_078_the_tunnel_says_where_requests_go(
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
-def test_egress_case_078_heads_without_one_clear_host(raw: bytes, sites: Sites, rollout: Attached, site: Origin) -> None:
+def test_egress_case_078_heads_without_one_clear_host(
+    raw: bytes, sites: Sites, rollout: Attached, site: Origin
+) -> None:
     with sites.inside(rollout, HOST) as client:
         assert client.send(raw).reply().status in (400, 421)
     kind = "net.connect" if raw.startswith(b"CONNECT") else "net.request"
@@ -278,6 +282,7 @@ def test_a_certificate_that_was_good_once_is_checked_for_the_next_host(sites: Si
 
 # ---- the authority
 
+
 def test_egress_case_080_the_key_of_the_authority_is_nowhere_to_be_found(
     sites: Sites, rollout: Attached, site: Origin
 ) -> None:
@@ -300,7 +305,9 @@ def _scalar(pem: bytes) -> bytes:
     return key.private_numbers().private_value.to_bytes(32, "big")  # type: ignore[union-attr]
 
 
-def test_egress_case_080_a_leaf_is_for_the_host_that_was_asked_for(sites: Sites, rollout: Attached, site: Origin) -> None:
+def test_egress_case_080_a_leaf_is_for_the_host_that_was_asked_for(
+    sites: Sites, rollout: Attached, site: Origin
+) -> None:
     with sites.inside(rollout, "a.wild.test") as client:
         assert isinstance(client.sock, ssl.SSLSocket)
         leaf = x509.load_der_x509_certificate(client.sock.getpeercert(binary_form=True) or b"")
@@ -366,6 +373,7 @@ def test_a_client_without_trust_says_so_and_is_on_record(sites: Sites, rollout: 
 
 # ---- bodies
 
+
 def test_egress_case_088_nothing_is_ever_decompressed(sites: Sites, rollout: Attached, site: Origin) -> None:
     bomb = zlib.compress(bytes(1 << 27), 9)
     site.respond = lambda _request: response(bomb, "200 OK", "Content-Encoding: deflate")
@@ -409,6 +417,7 @@ def test_a_client_that_ends_without_saying_so_sends_no_half_body(sites: Sites, r
 
 
 # ---- peers that stall
+
 
 def test_slow_handshakes_end_on_both_sides(sites: Sites, rollout: Attached) -> None:
     """Three at once, because each takes its ten seconds."""
@@ -483,9 +492,14 @@ def test_a_site_that_never_reads_does_not_make_the_worker_grow(sites: Sites, rol
         sites.lab.add_host("api.test", IP)
 
 
+def say_nothing(origin: Origin, _sock: socket.socket) -> None:
+    """Take a request, and answer nothing."""
+    origin.closed.wait(30)
+
+
 @pytest.mark.promise("S6.4")
 def test_egress_case_087_revocation_ends_every_stage_within_a_second(sites: Sites) -> None:
-    stalled = sites.site("b.wild.test", ip="11.0.0.90", inner=lambda origin, _sock: origin.closed.wait(30) and None)
+    stalled = sites.site("b.wild.test", ip="11.0.0.90", inner=say_nothing)
     rollout = sites.attach()
     with contextlib.ExitStack() as opened:
         flight, shaking = (opened.enter_context(rollout.connect()) for _ in range(2))

@@ -24,9 +24,8 @@ from tests.egress.netlab import NetLab, Origin, response, serve_sink
 from tests.egress.proxy.guestnet import GuestNet
 from tests.egress.proxy.harness import Attached, Client, Worker, rules
 from tests.egress.proxy.sites import IP, LIMITS, Sites, ask, policy
-from tests.egress.proxy.test_dns_inside import addresses
+from tests.egress.proxy.test_dns_inside import addresses, question
 from tests.egress.proxy.test_dns_inside import ask as ask_name
-from tests.egress.proxy.test_dns_inside import question
 from tests.egress.proxy.test_pool import play
 
 T = TypeVar("T")
@@ -274,6 +273,7 @@ def test_fake_addresses_mean_the_same_names_after_a_crash(
 
 
 # ---- memory that is not what it must be
+
 
 @pytest.mark.parametrize(
     "cells", [(1, -1, 0, 0, 0, 0, 0, 0), (1, 0, 0, -5, 0, 0, 0, 0), (2, 0, 0, 0, 0, 0, 0, 0), (0, 0, 0, 9, 0, 0, 0, 0)]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_what_was_recorded_is_replayed_without_a_network(sites: Shelves, recordi
     assert (end["reason"], end["http.response.status_code"], end["bytes_in"]) == ("completed", 200, len(body))
 
 
-MISSING = {
+MISSING: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "path": ("/other", (), {}),
     "query": ("/x?a=1", (), {}),
     "method": ("/x", (), {"method": "HEAD"}),
@@ -167,9 +168,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_what_was_not_recorded_is_denied_by_name(
-    case: str, sites: Shelves, recording: Attached, site: Origin
-) -> None:
+def test_what_was_not_recorded_is_denied_by_name(case: str, sites: Shelves, recording: Attached, site: Origin) -> None:
     path, lines, request = MISSING[case]
     fetch(sites, recording)
     fetch(sites, recording, method="POST", body=b"one")
@@ -317,6 +316,7 @@ def test_a_client_that_leaves_early_leaves_no_half_answer(sites: Shelves, record
 
 # ---- what cannot be replayed
 
+
 def test_raw_bytes_and_websockets_have_no_replay(sites: Shelves, recording: Attached, site: Origin) -> None:
     echo = sites.lab.echo(IP, 22)
     for rollout in (recording, sites.attach(REPLAY)):
@@ -362,6 +362,7 @@ def test_a_mode_that_is_off_allows_nothing(sites: Shelves, site: Origin) -> None
 
 
 # ---- a store that is not what it must be
+
 
 def test_a_poisoned_body_is_never_served(sites: Shelves, recording: Attached, site: Origin) -> None:
     body = os.urandom(600_000)
@@ -442,6 +443,7 @@ def test_without_a_store_there_is_no_recording(lab: NetLab, tmp_path: Path) -> N
 
 
 # ---- bodies that are read first
+
 
 def test_a_body_that_stops_halfway_is_on_record(sites: Shelves, site: Origin) -> None:
     rollout = sites.attach(RECORD.replace("6000", "6000, idle: 1s"))

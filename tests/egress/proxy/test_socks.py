@@ -86,6 +86,7 @@ def trusting(sites: Sites) -> ssl.SSLContext:
 
 # ---- what works
 
+
 @pytest.mark.parametrize("host", [b"open.test", b"OPEN.Test", b"open.test."])
 def test_egress_case_084_an_opaque_tunnel(host: bytes, sites: Sites, rollout: Attached, site: Origin) -> None:
     client = greet(rollout)

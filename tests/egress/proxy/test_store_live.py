@@ -168,12 +168,16 @@ def test_what_a_credential_opened_is_not_shared(sites: Shelves, site: Origin) ->
     assert sites.entries() == []
 
 
-@pytest.mark.parametrize("line", ["X-Forwarded-Path: /evil", "X-Any: evil", "Accept: evil", "User-Agent: evil/1", "Origin: x"])
+@pytest.mark.parametrize(
+    "line", ["X-Forwarded-Path: /evil", "X-Any: evil", "Accept: evil", "User-Agent: evil/1", "Origin: x"]
+)
 def test_one_rollout_cannot_poison_what_another_gets(
     line: str, sites: Shelves, rollout: Attached, site: Origin
 ) -> None:
     """A header that the origin obeys and the store does not look at is how caches are poisoned."""
-    site.respond = lambda request: response(b"evil" if b"evil" in request.head or b"Origin" in request.head else b"good")
+    site.respond = lambda request: response(
+        b"evil" if b"evil" in request.head or b"Origin" in request.head else b"good"
+    )
     fetch(sites, rollout, "/x", line)
     assert fetch(sites, sites.attach(LIVE)).body == b"good"
     assert fetch(sites, sites.attach(LIVE, worker=sites.second)).body == b"good"
@@ -236,7 +240,9 @@ def test_a_damaged_body_is_not_served(sites: Shelves, rollout: Attached, site: O
 def test_a_cut_answer_is_not_kept(sites: Shelves, rollout: Attached, site: Origin) -> None:
     def cut(origin: Origin, sock: socket.socket) -> None:
         read_request(sock)
-        sock.sendall(response(b"whole") if origin.connections > 1 else b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nx")
+        sock.sendall(
+            response(b"whole") if origin.connections > 1 else b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nx"
+        )
 
     other = sites.site(HOST, ip="11.0.0.92", inner=cut)
     with sites.inside(rollout, HOST) as client, pytest.raises((OSError, EOFError)):

@@ -17,9 +17,8 @@ from tests.egress.proxy import hellos
 from tests.egress.proxy.guestnet import GuestNet
 from tests.egress.proxy.harness import Attached, Client
 from tests.egress.proxy.sites import IP, LIMITS, Sites, ask, nothing_left, policy
-from tests.egress.proxy.test_dns_inside import addresses
+from tests.egress.proxy.test_dns_inside import addresses, question
 from tests.egress.proxy.test_dns_inside import ask as ask_name
-from tests.egress.proxy.test_dns_inside import question
 
 POLICY = policy(
     "{host: open.test, ports: [443, 8443]}",
@@ -191,6 +190,7 @@ def test_a_tcp_rule_lets_the_server_speak_first(lab: NetLab, guest: GuestNet, ro
 
 # ---- refusals
 
+
 @pytest.mark.promise("S3.13")
 @pytest.mark.parametrize(
     ("address", "port", "reason"),
@@ -320,7 +320,9 @@ def test_egress_case_077_clear_text_to_the_tls_port(guest: GuestNet, rollout: At
     assert site.connections == connections
 
 
-@pytest.mark.parametrize("raw", [b"CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", b"\x05\x01\x00", b"\x04\x01"])
+@pytest.mark.parametrize(
+    "raw", [b"CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test:443\r\n\r\n", b"\x05\x01\x00", b"\x04\x01"]
+)
 def test_it_is_no_proxy_there(raw: bytes, guest: GuestNet, rollout: Attached, site: Origin) -> None:
     with Client(dial(guest, "clear.test", 80)) as client:
         assert client.send(raw).reply().status == 400

@@ -116,9 +116,7 @@ def test_egress_case_082_a_websocket_where_the_rule_says_so(sites: Sites, rollou
     assert end["bytes_in"] == len(switch()) + total
 
 
-def test_egress_case_082_in_clear_as_well(
-    sites: Sites, rollout: Attached, site: Origin, shared_plain: Origin
-) -> None:
+def test_egress_case_082_in_clear_as_well(sites: Sites, rollout: Attached, site: Origin, shared_plain: Origin) -> None:
     with rollout.connect() as client:
         lines = ["GET http://ws.test/socket HTTP/1.1", "Host: ws.test", *LINES]
         client.send("\r\n".join(lines).encode() + b"\r\n\r\n")

@@ -51,7 +51,7 @@ def test_a_root_worker_drops_to_the_uid_it_is_given(lab: NetLab, tmp_path: Path)
         assert rollout.last("net.connect")["verdict"] == "denied"
 
 
-PLAIN = {"settings": "{}", "parts": [], "place": 0, "places": 1, "own_addresses": []}
+PLAIN: dict[str, Any] = {"settings": "{}", "parts": [], "place": 0, "places": 1, "own_addresses": []}
 
 
 def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:

@@ -81,10 +81,12 @@ def find_head(buffer: bytes | bytearray, limits: HeadLimits, *, scanned: int = 0
     request. Who speaks another protocol, such as SSH, says one line and waits.
     """
     end = find_end(buffer, limits, scanned, upstream=False)
-    if end is None and not scanned:
-        line = bytes(buffer[: buffer.find(b"\r\n") + 2])
-        if len(line) > 1 and _REQUEST_LINE.match(line) is None:
-            raise _bad_line(line)
+    if end is None:
+        after = buffer.find(b"\r\n") + 2
+        if after > max(scanned, 1):  # the first line is whole, and was not before
+            line = bytes(buffer[:after])
+            if _REQUEST_LINE.match(line) is None:
+                raise _bad_line(line)
     return end
 
 
