@@ -46,7 +46,8 @@ lint: .venv/.stamp-lint
 test: .venv/.stamp-test
 	@bash tools/lint.sh
 	$(PY) -m pytest
-	$(PY) tools/test_as_user.py tests/attacks tests/sandbox tests/egress tests/clients
+	$(PY) tools/test_as_user.py tests/attacks tests/sandbox tests/egress/proxy tests/egress/gateway tests/egress/store \
+		tests/egress/test_lockdown.py tests/egress/test_lockdown_attacks.py tests/clients
 
 fuzz: .venv/.stamp-test
 	$(PY) -m pytest -m hypothesis --hypothesis-profile=fuzz --timeout=0

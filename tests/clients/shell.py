@@ -10,6 +10,9 @@ import socket
 import subprocess
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
 from stockade.sandbox._tools import find_bubblewrap
 from tests.egress.netlab import Origin
 
@@ -28,9 +31,14 @@ class Shell:
         subprocess.run(["dropbearkey", "-t", "ed25519", "-f", folder / "host_key"], check=True, capture_output=True)
         shown = subprocess.run(["dropbearkey", "-y", "-f", folder / "host_key"], check=True, capture_output=True)
         self.known = next(line for line in shown.stdout.decode().splitlines() if line.startswith("ssh-ed25519 "))
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "key"], check=True, timeout=60)
-        self.key = (folder / "key").read_bytes()
-        (folder / "key.pub").rename(keys / "authorized_keys")
+        # Not by ssh-keygen: it wants to know who runs it, and a test may run under a uid that nobody has.
+        private = ed25519.Ed25519PrivateKey.generate()
+        encoding = serialization.Encoding
+        self.key = private.private_bytes(
+            encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        public = private.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        (keys / "authorized_keys").write_bytes(public + b"\n")
         (folder / "passwd").write_text(f"{USER}:x:1000:1000::{_HOME}:/bin/sh\n")
 
     def serve(self, _origin: Origin, sock: socket.socket) -> None:

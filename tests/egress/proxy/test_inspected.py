@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.egress.netlab import NetLab, Origin, response
-from tests.egress.proxy.harness import Attached, Worker
+from tests.egress.proxy import hellos
+from tests.egress.proxy.harness import Attached, Client, Worker
 from tests.egress.proxy.sites import IP, Sites, ask, nothing_left, policy
 
 HOST = "read.test"
@@ -354,3 +357,88 @@ def test_a_session_of_tls_1_2_works_as_well(sites: Sites, rollout: Attached, sit
         assert isinstance(client.sock, ssl.SSLSocket)
         assert client.sock.version() == "TLSv1.2"
         assert ask(client, HOST).status == 200
+
+
+class Hand:
+    """A handshake by hand, so that a test has each flight in its own hands."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=HOST)
+
+    def first(self) -> bytes:
+        """Return the first flight."""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.do_handshake()
+        return self._outgoing.read()
+
+    def finish(self, client: Client, piece: int = 1 << 16) -> bytes:
+        """Go on from there, ``piece`` bytes a time; return the answer to a GET."""
+        request = f"GET /x HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+        answer = b""
+        while not answer.endswith(b"hello"):
+            self._incoming.write(client.take(1))
+            try:
+                self._tls.do_handshake()
+                if request:
+                    self._tls.write(request)
+                    request = b""
+                answer += self._tls.read()
+            except ssl.SSLWantReadError:
+                pass
+            data = self._outgoing.read()
+            for start in range(0, len(data), piece):
+                client.send(data[start : start + piece])
+        return answer
+
+
+def test_egress_case_061_a_hello_right_behind_the_connect(sites: Sites, rollout: Attached, site: Origin) -> None:
+    head = f"CONNECT {HOST}:443 HTTP/1.1\r\nHost: {HOST}:443\r\n\r\n".encode()
+    connections = site.connections
+    with rollout.connect() as client:
+        hand = Hand(sites.client_context())
+        assert client.send(head + hand.first()).reply().status == 200
+        assert hand.finish(client).endswith(b"hello")
+    assert site.connections == connections + 1
+    with rollout.connect() as client:
+        client.send(head.replace(HOST.encode(), b"evil.test") + hellos.real("evil.test"))
+        assert client.reply().reason == "host_not_allowed"
+    assert site.connections == connections + 1
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100])
+def test_a_handshake_in_small_pieces(piece: int, sites: Sites, rollout: Attached, site: Origin) -> None:
+    with rollout.connect() as client:
+        assert client.connect(HOST).status == 200
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hand = Hand(sites.client_context())
+        flight = hand.first()
+        for start in range(0, len(flight), piece):
+            client.send(flight[start : start + piece])
+        assert hand.finish(client, piece).endswith(b"hello")
+
+
+def test_egress_case_102_what_cannot_be_recorded_is_refused_inside(sites: Sites, site: Origin, tmp_path: Path) -> None:
+    """The record of this worker may not grow beyond a few events."""
+    worker = sites.start(file_size=6000)
+    rollout = sites.attach(worker=worker)
+    statuses: list[int] = []
+    with contextlib.suppress(OSError, EOFError, AssertionError), sites.inside(rollout, HOST) as client:
+        statuses.extend(ask(client, HOST).status for _ in range(20))
+    assert 0 < statuses.count(200) < 20
+    permitted = [event for event in rollout.events("net.request") if event["verdict"] == "allowed"]
+    assert len(site.received) <= len(permitted)
+    with rollout.connect() as client:
+        assert client.connect(HOST).reason == "record_failed"
+    worker.ask("ping")
+    assert {"event": "broken", "rollout_id": rollout.rollout_id} in worker.news, "the agent is told"
+
+
+def test_egress_case_086_a_client_that_says_its_end_inside(sites: Sites, rollout: Attached, site: Origin) -> None:
+    with sites.inside(rollout, HOST) as client:
+        assert ask(client, HOST).status == 200
+        assert isinstance(client.sock, ssl.SSLSocket)
+        plain = client.sock.unwrap()  # returns once the other side has said its own
+        assert plain.recv(1) == b""
+        plain.close()
+    assert [end["reason"] for end in rollout.wait("net.end", 2)] == ["inspected", "completed"]
