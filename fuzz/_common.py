@@ -44,8 +44,12 @@ def lines_are_lines(written: bytes) -> None:
 
 
 def fields(headers: Headers | list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return fields in one order and spelling; blanks around a value mean nothing (RFC 9110 section 5.5)."""
-    return sorted((bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in headers)
+    """Return fields in one order and spelling; blanks around a value mean nothing (RFC 9110 section 5.5).
+
+    Nor does the case of a coding's name (RFC 9112 section 7), which h11 folds.
+    """
+    plain = [(bytes(name).lower(), bytes(value).strip(b" \t")) for name, value in headers]
+    return sorted((name, value.lower() if name == b"transfer-encoding" else value) for name, value in plain)
 
 
 def h11_request(raw: bytes) -> Message:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import trustme
 
+from stockade.runs import summarise
 from tests.agents import assert_sealed, events_of, wait_until
 from tests.clients.lab import Lab
 from tests.egress import netlab
@@ -175,6 +176,8 @@ def test_a_unix_socket_is_served_until_a_signal_and_sealed(
     asked = events_of(running.directory, "net.request")
     assert [event["reason"] for event in asked] == ["allowed", "path_not_allowed", "internal_address"]
     assert asked[0]["detail"] == "claims x-rollout-id: ep_1"
+    [rollout] = summarise(running.directory).rollouts
+    assert (rollout.role, rollout.exit, rollout.allowed, rollout.denied) == ("gateway", "closed", 1, 2)
     [end] = events_of(running.directory, "run.end")
     assert (end["outcome"], end["requests"], end["requests_denied"]) == ("ended", 3, 2)
 

@@ -211,6 +211,23 @@ def test_upstreams(read, url, scheme, endpoint):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "url: 'unix:/run/x.sock'",
+        "url: 'http://127.0.0.1:3128'",
+        "url: 'http://[::1]:3128'",
+        "url: 'https://p.example:3128', cert: /etc/s/c.pem, key: /etc/s/k.pem",
+    ],
+)
+def test_gateways_are_reached_by_certificate_or_not_over_a_network(read, text):
+    upstream = read(f"version: 1\nupstream: {{{text}, gateway: true}}\n").upstream
+    assert upstream is not None
+    assert (upstream.gateway, upstream.name_only, upstream.asks_by_name) == (True, False, True)
+    plain = read("version: 1\nupstream: {url: 'unix:/run/x.sock'}\n").upstream
+    assert (plain.gateway, plain.asks_by_name) == (False, False)
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "",
@@ -247,6 +264,10 @@ def test_not_upstreams(read, url):
         ("url: 'https://p.example:3128', cert: /etc/s/c.pem", "upstream.url"),
         ("url: 'https://p.example:3128', key: /etc/s/k.pem", "upstream.url"),
         ("url: 'https://p.example:3128', insecure: true", "upstream.insecure"),
+        ("url: 'https://p.example:3128', gateway: true", "upstream.url"),
+        ("url: 'http://p.example:3128', gateway: true", "upstream.url"),
+        ("url: 'http://192.0.2.1:3128', gateway: true", "upstream.url"),
+        ("url: 'unix:/run/x.sock', gateway: true, name_only: true", "upstream.name_only"),
         ("name_only: true", "upstream.url"),
     ],
 )

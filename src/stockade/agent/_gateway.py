@@ -215,6 +215,9 @@ class _Door:
         path = self.run.record_path(rollout_id, Producer.EGRESS)
         async with self.pool:
             fd = self.run.open_record(rollout_id, Producer.EGRESS)
+            own = self.run.open_record(rollout_id, RUN_PRODUCER)
+            life = ChainWriter(own, context, RUN_PRODUCER)
+            life.append("rollout.start", backend=_BACKEND, role=_BACKEND, network=True, node=self.run.node)
             try:
                 await self.pool.attach(
                     rollout_id,
@@ -233,7 +236,12 @@ class _Door:
                     head = ChainWriter(fd, context, Producer.EGRESS, start=start if start.seq else None).seal()
                 finally:
                     os.close(fd)
-                self.writer.append_sealed_rollout(rollout_id, {Producer.EGRESS: head})
+                    life.append(
+                        "rollout.end", exit="closed", requests=self.usage.requests, requests_denied=self.usage.denied
+                    )
+                    sealed = life.seal()
+                    os.close(own)
+                self.writer.append_sealed_rollout(rollout_id, {Producer.EGRESS: head, RUN_PRODUCER: sealed})
 
 
 @contextlib.asynccontextmanager

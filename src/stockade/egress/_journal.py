@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stockade.egress._counts import DECISIONS
+from stockade.egress._masking import Mask
 from stockade.egress.gate import Budget, Reason
 from stockade.events import KINDS, ChainHead, ChainWriter, Event, EventVerdict, Value
 
@@ -84,6 +85,8 @@ class Journal:
     """Decisions by kind and reason, for the metrics of the whole worker."""
     whole: frozenset[Reason] = frozenset()
     """Denials for these reasons are never folded."""
+    mask: Mask | None = None
+    """Takes known secrets out of what is written."""
     _window_ends_s: float = 0.0
     _singles: int = 0
     _seen: dict[_Key, int] = field(default_factory=dict)
@@ -143,7 +146,10 @@ class Journal:
         verdict = _DENIED if denied else _OBSERVED
         severity = _SEVERITY.get(reason, _DENIED_SEVERITY) if denied else 0
         # Nothing waits for it: it goes to the file together with the next line, or when the loop's round is over.
-        self.writer.append_lazy("net.end", {**fields, "reason": _TEXT[reason]}, verdict=verdict, severity=severity)
+        told = {**fields, "reason": _TEXT[reason]}
+        if self.mask is not None:
+            self.mask(told)
+        self.writer.append_lazy("net.end", told, verdict=verdict, severity=severity)
 
     def _count(self, kind: str, reason: Reason) -> None:
         name = DECISIONS[kind][reason]
@@ -173,6 +179,8 @@ class Journal:
         self._append(kind, _DENIED, severity, {**fields, "reason": reason.value})
 
     def _append(self, kind: str, verdict: EventVerdict, severity: int, fields: dict[str, Value]) -> Event:
+        if self.mask is not None:
+            self.mask(fields)
         return self.writer.append(kind, fields, verdict=verdict, severity=severity)
 
     def _key(self, kind: str, reason: Reason, fields: Mapping[str, Value]) -> _Key:

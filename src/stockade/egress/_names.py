@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 FAKE_FIRST = Address.parse("198.18.0.10").value
 """The first fake address; the table's order gives the others."""
+FAKE_COUNT = Address.parse("198.19.255.255").value - FAKE_FIRST
+"""How many there are: what lies behind them is somebody's."""
 _TTL_S = 60
 _TYPE_A = 1
 _DATAGRAM_BYTES = 4096
@@ -57,7 +59,7 @@ class Names:
     def __init__(self, ledger: Ledger | None, limit: int) -> None:
         """Go on with the names in ``ledger``; None keeps them in this process only."""
         self._ledger = ledger
-        self._limit = limit
+        self._limit = min(limit, FAKE_COUNT)
         self._order: list[Host] = [] if ledger is None else ledger.names()
         self._known = {host.text: index for index, host in enumerate(self._order)}
 

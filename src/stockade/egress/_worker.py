@@ -25,6 +25,7 @@ from stockade.egress._equip import Parts, equip, run_account
 from stockade.egress._journal import LEARNT, Journal
 from stockade.egress._ledger import Ledger, read_memory
 from stockade.egress._loop import READ, WRITE, Loop, Watch
+from stockade.egress._masking import masking
 from stockade.egress._mint import warm
 from stockade.egress._names import Names
 from stockade.egress._resolver import Resolver
@@ -183,7 +184,9 @@ class Worker:
             self._shell,
             rules,
             budget,
-            Journal(writer, budget, self._shell.counters, LEARNT if rules.learn else frozenset()),
+            Journal(
+                writer, budget, self._shell.counters, LEARNT if rules.learn else frozenset(), masking(rules.scanner)
+            ),
             record_fd=fds[_RECORD],
             on_broken=self._on_broken,
             connect=Connection,

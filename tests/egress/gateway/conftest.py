@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,13 +184,3 @@ def dialled(pair: Chained) -> socket.socket:
     sock = pair.lab.connect(GATEWAY, PORT)
     sock.settimeout(15)
     return sock
-
-
-def written(folder: Path, **parts: bytes) -> dict[str, Path]:
-    """Write parts as files of mode 0600; return their paths."""
-    paths = {}
-    for name, data in parts.items():
-        paths[name] = folder / f"{name}.pem"
-        paths[name].write_bytes(data)
-        paths[name].chmod(0o600)
-    return paths

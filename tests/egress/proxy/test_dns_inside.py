@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import dnslib
 import pytest
 
-from stockade.egress._names import FAKE_FIRST
-from stockade.egress.gate import Address
+from stockade.egress._names import FAKE_COUNT, FAKE_FIRST, Names
+from stockade.egress.gate import Address, Host
 from tests.egress.netlab import NetLab, response
 from tests.egress.proxy.guestnet import GuestNet
 from tests.egress.proxy.harness import Attached, Client, Worker
@@ -254,6 +254,18 @@ def test_nothing_is_known_where_egress_is_off(worker: Worker, guest: GuestNet) -
     rollout = worker.attach(ALLOWED.replace("mode: live", '"mode": "off"'), sockets=guest.sockets)
     assert ask(guest, question("plain.test")).header.rcode == 3
     assert rollout.last("net.dns")["reason"] == "egress_off"
+
+
+def test_fake_addresses_end_with_their_network() -> None:
+    """However many names a policy allows: the next network is somebody's."""
+    names = Names(None, 1_000_000)
+    last = None
+    for number in range(FAKE_COUNT + 1):
+        address = names.address(Host(f"n{number}.wild.test"))
+        last = address or last
+    assert address is None
+    assert str(last) == "198.19.255.254"
+    assert names.host(Address(4, FAKE_FIRST + FAKE_COUNT)) is None
 
 
 def test_names_lead_to_requests_by_their_address(

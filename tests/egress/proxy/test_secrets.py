@@ -54,6 +54,7 @@ def found(rollout: Attached, site: Origin, sites: Sites, kind: str = "net.reques
     event = rollout.last(kind)
     assert (event["verdict"], event["reason"], event["severity"]) == ("denied", "secret_found", 5)
     assert "canary" in event["detail"]
+    assert VALUE.lower() not in rollout.record.read_text().lower()
     assert site.received == []
 
 
@@ -167,6 +168,31 @@ def test_what_is_not_sent_on_is_not_looked_for(sites: Sites, rollout: Attached, 
         assert client.reply().status in (200, 400)
     for request in site.received:
         assert VALUE.encode() not in request.head + request.body
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        f"GET /{VALUE} HTTP/1.1\r\nHost: other.test\r\n\r\n",  # refused before anybody looks for secrets
+        f"GET /{VALUE}/../x HTTP/1.1\r\nHost: api.test\r\n\r\n",
+        f"PUT /{VALUE} HTTP/1.1\r\nHost: api.test\r\n\r\n",
+        f"GET / HTTP/1.1\r\nHost: {VALUE}.test\r\n\r\n",
+        f"{VALUE} / HTTP/1.1\r\nHost: api.test\r\n\r\n",
+        f"GET / HTTP/1.1\r\nHost: api.test\r\nX-Rollout-Id: {VALUE}\r\n\r\n",
+        f"GET / HTTP/1.1\r\nHost: api.test\r\nX-Forwarded-For: {VALUE}\r\n\r\n",
+    ],
+)
+def test_egress_case_099_no_record_repeats_it(raw: str, sites: Sites, rollout: Attached, site: Origin) -> None:
+    """Whatever the reason of a refusal is, and whether it was one."""
+    with sites.inside(rollout, "api.test") as client:
+        client.send(raw.encode()).reply()
+    with rollout.connect() as client:
+        client.connect(f"{LABEL}.evil.test")
+    with rollout.connect() as client:
+        assert client.connect("a.wild.test").status in (200, 502)
+    assert len(rollout.events()) > 2
+    assert VALUE.lower() not in rollout.record.read_text().lower()
+    assert "[secret]" in rollout.record.read_text()
 
 
 def test_answers_may_hold_it(sites: Sites, rollout: Attached, site: Origin) -> None:

@@ -188,6 +188,39 @@ def test_a_tcp_rule_lets_the_server_speak_first(lab: NetLab, guest: GuestNet, ro
     origin.close()
 
 
+def test_the_runs_own_services_by_every_way_in(lab: NetLab, sites: Sites, site: Origin) -> None:
+    """They speak HTTP in clear, so tunnels to them are looked into, and each request is judged."""
+    name, url = "model.stockade.internal", "model.stockade.internal:8000"
+    origin = lab.http("10.0.0.9", 8000)
+    more = 'services:\n  - {name: model, address: 10.0.0.9, port: 8000, methods: [GET], paths: ["/v1/**"]}\n'
+    with GuestNet((8000,)) as own:
+        rollout = sites.attach(POLICY + more, sockets=own.sockets)
+        address = fake(own, name)
+
+        def by_connect() -> Client:
+            client = Client(own.connect("127.0.0.1", 3128))
+            assert client.connect(name, 8000).status == 200
+            return client
+
+        def by_socks() -> Client:
+            client = Client(own.connect("127.0.0.1", 3128))
+            wanted = b"\x05\x01\x00\x03%c%b" % (len(name), name.encode()) + (8000).to_bytes(2, "big")
+            client.send(b"\x05\x01\x00" + wanted)
+            assert client.take(12)[:4] == b"\x05\x00\x05\x00"
+            return client
+
+        for way in (lambda: Client(own.connect(address, 8000)), by_connect, by_socks):
+            with way() as client:
+                assert ask(client, url, "/v1/x").status == 200
+                assert ask(client, url, "/v2/x").reason == "path_not_allowed"
+            with way() as client:
+                assert ask(client, url, "/v1/x", method="POST", body=b"x").reason == "method_not_allowed"
+        assert {event["service"] for event in rollout.events("net.request") if event["verdict"] == "allowed"} == {name}
+        sites.worker.ask("detach", rollout_id=rollout.rollout_id)
+    assert len(origin.received) == 3
+    origin.close()
+
+
 # ---- refusals
 
 
