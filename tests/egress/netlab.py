@@ -291,12 +291,26 @@ def serve_sink(origin: Origin, sock: socket.socket) -> None:
         origin.data += piece
 
 
+def wrapped_or_closed(context: ssl.SSLContext, sock: socket.socket) -> ssl.SSLSocket:
+    """Shake hands as the server. A peer that leaves at the wrong moment makes ``wrap_socket`` forget a socket."""
+    try:
+        return context.wrap_socket(sock, server_side=True)
+    except OSError as error:
+        trace = error.__traceback__
+        while trace is not None:
+            half_made = trace.tb_frame.f_locals.get("self")
+            if isinstance(half_made, ssl.SSLSocket):
+                half_made.close()
+            trace = trace.tb_next
+        raise
+
+
 def over_tls(context: ssl.SSLContext, inner: Handler) -> Handler:
     """Return a handler that shakes hands first."""
 
     def handle(origin: Origin, sock: socket.socket) -> None:
         sock.getpeername()  # of a peer that is gone already, wrap_socket would leave an open socket behind
-        with context.wrap_socket(sock, server_side=True) as wrapped:
+        with wrapped_or_closed(context, sock) as wrapped:
             origin.swap(sock, wrapped)
             inner(origin, wrapped)
             with contextlib.suppress(OSError, ValueError):  # ValueError: the handler has closed it
